@@ -1,0 +1,58 @@
+"""One failure class per boundary, and the rule which failures are data.
+
+    ClawError
+    ├── UserError           bad input: the message names the file or key and what to do; ends the program, exit code 2
+    └── BoundaryError       a part of the machine failed; recorded as an infrastructure `Outcome`, never as reward 0
+        ├── SandboxError    -> sandbox_failed
+        ├── EngineError     -> engine_failed
+        ├── ProxyError      -> proxy_failed
+        └── VerifierError   -> verifier_failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ClawError(Exception):
+    """Anything that clawhpc itself raises."""
+
+
+class UserError(ClawError):
+    """Bad input from a person. One line: what is wrong, in which file or key, and what to do."""
+
+
+class BoundaryError(ClawError):
+    """A part failed that is neither the policy nor the user. Subclasses say which part."""
+
+
+class SandboxError(BoundaryError):
+    """The sandbox did not start, or could not be torn down."""
+
+
+class EngineError(BoundaryError):
+    """The engine died, refused a request that it must accept, or broke the token contract (laws 1 and 9)."""
+
+
+class ProxyError(BoundaryError):
+    """The proxy could not answer or record a call (ours to fix; what the policy does wrong is not one)."""
+
+
+class VerifierError(BoundaryError):
+    """The verifier failed, hung, or gave something that is not a reward in [0, 1]. The message ends with its output's tail."""
+
+
+@contextmanager
+def boundary(kind: type[BoundaryError], what: str) -> Iterator[None]:
+    """Classify whatever escapes the block as `kind`, with the original as its cause.
+
+    A `ClawError` passes unchanged, so that the innermost boundary names the true cause; cancellation and
+    `KeyboardInterrupt` are not `Exception`s and pass too. This is the one broad `except` that the house allows.
+    """
+    try:
+        yield
+    except ClawError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,71 @@
+"""Every file of a run is a property of one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawhpc.records import GroupKey, Phase
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run. `root` lies on a file system that learner and workers share."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The composed configuration, written once at the start."""
+        return self.root / "config.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one campaign that may write here."""
+        return self.root / "campaign.lock"
+
+    @property
+    def plans(self) -> Path:
+        """One file per planned step and phase, written by the campaign, read by workers."""
+        return self.root / "plans"
+
+    def plan(self, phase: Phase, step: int) -> Path:
+        """The groups of one step."""
+        return self.plans / f"{phase}-{step:06d}.json"
+
+    def rollouts(self, phase: Phase, step: int) -> Path:
+        """The rollouts of one step, a folder per group."""
+        return self.root / "rollouts" / f"{phase}-{step:06d}"
+
+    def group(self, key: GroupKey) -> Path:
+        """The rollouts of one group, a file each, and its manifest."""
+        return self.rollouts(key.phase, key.step) / key.name
+
+    @property
+    def policies(self) -> Path:
+        """Published PolicyVersions, a folder each."""
+        return self.root / "policies"
+
+    def policy(self, step: int) -> Path:
+        """One published PolicyVersion."""
+        return self.policies / f"step-{step:06d}"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The learner's whole state, for resume."""
+        return self.root / "checkpoints"
+
+    @property
+    def workers(self) -> Path:
+        """A folder per worker: its claims, live log, engine log."""
+        return self.root / "workers"
+
+    @property
+    def metrics(self) -> Path:
+        """Lightning's CSV log and W&B's offline folder."""
+        return self.root / "metrics"
+
+    @property
+    def page(self) -> Path:
+        """The self-contained HTML page of the run."""
+        return self.root / "run.html"
