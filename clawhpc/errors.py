@@ -1,12 +1,12 @@
 """One failure class per boundary, and the rule which failures are data.
 
-    ClawError
-    ├── UserError           bad input: the message names the file or key and what to do; ends the program, exit code 2
-    └── BoundaryError       a part of the machine failed; recorded as an infrastructure `Outcome`, never as reward 0
-        ├── SandboxError    -> sandbox_failed
-        ├── EngineError     -> engine_failed
-        ├── ProxyError      -> proxy_failed
-        └── VerifierError   -> verifier_failed
+ClawError
+├── UserError           bad input: the message names the file or key and what to do; ends the program, exit code 2
+└── BoundaryError       a part of the machine failed; recorded as an infrastructure `Outcome`, never as reward 0
+    ├── SandboxError    -> sandbox_failed
+    ├── EngineError     -> engine_failed
+    ├── ProxyError      -> proxy_failed
+    └── VerifierError   -> verifier_failed
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ProxyError(BoundaryError):
 
 
 class VerifierError(BoundaryError):
-    """The verifier failed, hung, or gave something that is not a reward in [0, 1]. The message ends with its output's tail."""
+    """The verifier failed, hung, or gave no reward in [0, 1]. The message ends with the tail of its output."""
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message of a conversation, protocol-neutral. Anthropic's tool_result blocks become `tool` messages of their own."""
+    """One message of a conversation, protocol-neutral. Anthropic's tool_result blocks become `tool` messages."""
 
     role: MessageRole
     text: str = ""
@@ -128,7 +128,9 @@ class Generation:
 
     def __post_init__(self) -> None:
         if len(self.completion_ids) != len(self.sampling_logprobs):
-            raise ValueError(f"{len(self.completion_ids)} completion_ids but {len(self.sampling_logprobs)} sampling_logprobs")
+            raise ValueError(
+                f"{len(self.completion_ids)} completion_ids but {len(self.sampling_logprobs)} sampling_logprobs"
+            )
         position = 0
         for span in self.weight_versions:
             if span.start != position or span.end < span.start:
@@ -149,7 +151,7 @@ class CallRole(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Graft:
-    """In a call's prompt, `prompt_ids[start:start + length]` repeat the sampled reply of call `call_id`: context, not draws."""
+    """In a call's prompt, `prompt_ids[start:start + length]` repeat the sampled reply of `call_id`: context, not draws."""
 
     call_id: int
     start: int
@@ -161,7 +163,7 @@ class CallTokens:
     """The tokens of a call, stored as a difference to its parent (proxy -> store, tree)."""
 
     prefix_length: int
-    """Of the parent's `prompt_ids + completion_ids`, how many stand at the head of this call's prompt; 0 without parent."""
+    """Of the parent's `prompt_ids + completion_ids`, how many stand at the head of this prompt; 0 without parent."""
     suffix_ids: tuple[int, ...]
     """The rest of the prompt: `prompt_ids = (parent's tokens)[:prefix_length] + suffix_ids`."""
     completion_ids: tuple[int, ...]
@@ -169,9 +171,9 @@ class CallTokens:
     """Aligned with `completion_ids`."""
     weight_versions: tuple[VersionSpan, ...]
     grafts: tuple[Graft, ...] = ()
-    """Every recorded reply that this prompt repeats, in order of position; positions count from the prompt's start."""
+    """Every recorded reply that this prompt repeats, in order of position."""
     reencoded_replies: int = 0
-    """Recorded replies in this call's history that could not be grafted and were encoded again: 0, or a defect to look at."""
+    """Recorded replies in this history that could not be grafted and were encoded again: 0, or a defect to look at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +187,7 @@ class CallRecord:
     conversation_id: int
     """Calls that continue one another share it: the id of the first of them."""
     continues_id: int | None
-    """The last earlier call whose sampled reply stands in this call's history; None for the first call of a conversation."""
+    """The last earlier call whose sampled reply stands in this history; None for the first call of a conversation."""
     role: CallRole
     protocol: str
     headers: dict[str, str]
