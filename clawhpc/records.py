@@ -151,7 +151,7 @@ class CallRole(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Graft:
-    """In a call's prompt, `prompt_ids[start:start + length]` repeat the sampled reply of `call_id`: context, not draws."""
+    """`prompt_ids[start:start + length]` of a call repeat the sampled reply of `call_id`: context, not draws."""
 
     call_id: int
     start: int
@@ -299,7 +299,7 @@ class GroupKey:
 
     @property
     def name(self) -> str:
-        """A folder name, the same for equal keys and different for different ones."""
+        """A folder name inside its phase and step: equal for equal keys, different for different ones."""
         readable = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.task_id)[:48]
         digest = hashlib.sha256(f"{self.task_id}\0{self.harness}".encode()).hexdigest()[:8]
         return f"{readable}--{self.harness}--{digest}"
@@ -307,15 +307,30 @@ class GroupKey:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """What a worker is asked to do (campaign -> worker)."""
+    """One group that a worker is asked to collect (campaign -> worker). Whole in itself: it carries its task."""
 
     key: GroupKey
+    task: TaskSpec
     num_samples: int
     seed: int
     """Sampling seed of sample 0; sample i uses `seed + i`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The groups of one step and phase (campaign -> worker)."""
+
+    phase: Phase
+    step: int
     policy_step: int
     """The PolicyVersion that must draw the tokens."""
-    temperature: float = 1.0
+    temperature: float
+    groups: tuple[GroupPlan, ...]
+
+    @property
+    def num_rollouts(self) -> int:
+        """Planned rollouts of all groups."""
+        return sum(group.num_samples for group in self.groups)
 
 
 class Outcome(StrEnum):

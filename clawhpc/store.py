@@ -1,0 +1,223 @@
+"""Publish and read what learner and workers exchange, atomically: plans, claims, rollouts, group manifests, policies.
+
+    campaign --plan--> worker --claim, rollouts, manifest--> campaign -> learner --policy--> worker
+
+Every file is written whole under another name and renamed, so that a reader sees all of it or nothing. Files are never
+changed after that: a rollout is published once (law 8), a plan is written once, a policy is one folder for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from clawhpc.errors import UserError
+from clawhpc.paths import RunPaths
+from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, rollout_id
+
+MANIFEST = "manifest.json"
+POLICY_FILE = "policy.json"
+CLAIM = "claim"
+
+T = TypeVar("T")
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """`path` holds all of `data`, or what it held before; on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """The record in `path`, or a UserError that names the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{path}: not a {kind.__name__} of this version of clawhpc: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plans and claims
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def publish_plan(paths: RunPaths, plan: StepPlan) -> StepPlan:
+    """Make `plan` visible to workers. One of the same phase and step that exists already wins and is returned (law 8)."""
+    path = paths.plan(plan.phase, plan.step)
+    if not path.exists():
+        write_atomic(path, msgspec.json.encode(plan))
+    return _read(path, StepPlan)
+
+
+def read_plans(paths: RunPaths) -> list[StepPlan]:
+    """All plans of a run, in the order of their file names."""
+    return [_read(path, StepPlan) for path in sorted(paths.plans.glob("*.json"))]
+
+
+def open_plans(paths: RunPaths) -> list[StepPlan]:
+    """The plans that are not done: of which a group has no manifest yet."""
+    return [plan for plan in read_plans(paths) if unsealed_groups(paths, plan)]
+
+
+def unsealed_groups(paths: RunPaths, plan: StepPlan) -> list[GroupPlan]:
+    """The groups of `plan` that still lack a rollout."""
+    return [group for group in plan.groups if not (paths.group(group.key) / MANIFEST).exists()]
+
+
+def claim_group(paths: RunPaths, key: GroupKey, worker_id: str) -> bool:
+    """True for exactly one worker: the group is then its to collect. A worker's own claim is true again."""
+    claim = paths.group(key) / CLAIM
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    part = claim.with_name(f".{CLAIM}.{uuid.uuid4().hex}.part")
+    part.write_text(worker_id)
+    try:
+        os.link(part, claim)  # atomic also on NFS, and fails where the name exists
+    except FileExistsError:
+        return claim_owner(paths, key) == worker_id
+    finally:
+        part.unlink()
+    return True
+
+
+def claim_owner(paths: RunPaths, key: GroupKey) -> str | None:
+    """The worker that has claimed a group; None when it is free."""
+    try:
+        return (paths.group(key) / CLAIM).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def release_claims(paths: RunPaths, plan: StepPlan, alive: frozenset[str]) -> int:
+    """Free the unsealed groups whose worker is not among `alive`; how many. Only the campaign knows who is alive."""
+    released = 0
+    for group in unsealed_groups(paths, plan):
+        owner = claim_owner(paths, group.key)
+        if owner is not None and owner not in alive:
+            (paths.group(group.key) / CLAIM).unlink(missing_ok=True)
+            released += 1
+    return released
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rollouts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def publish_rollout(paths: RunPaths, record: RolloutRecord) -> bool:
+    """Publish `record` under its id. False, and nothing changes, when that id is there already (law 8)."""
+    path = paths.group(record.key) / f"{record.rollout_id}.json"
+    if path.exists():
+        return False
+    write_atomic(path, msgspec.json.encode(record))
+    return True
+
+
+def missing_samples(paths: RunPaths, group: GroupPlan) -> list[int]:
+    """The samples of a group that have no rollout yet."""
+    folder = paths.group(group.key)
+    return [
+        sample for sample in range(group.num_samples) if not (folder / f"{rollout_id(group.key, sample)}.json").exists()
+    ]
+
+
+def seal_group(paths: RunPaths, group: GroupPlan) -> None:
+    """Say that a group is whole. ValueError while a sample is missing."""
+    missing = missing_samples(paths, group)
+    if missing:
+        raise ValueError(f"group {group.key.name} lacks samples {missing}")
+    names = [rollout_id(group.key, sample) for sample in range(group.num_samples)]
+    write_atomic(paths.group(group.key) / MANIFEST, msgspec.json.encode(names))
+
+
+def count_rollouts(paths: RunPaths, plan: StepPlan) -> int:
+    """Published rollouts of a plan."""
+    return sum(group.num_samples - len(missing_samples(paths, group)) for group in plan.groups)
+
+
+def read_step(paths: RunPaths, plan: StepPlan) -> list[RolloutRecord]:
+    """The rollouts of a plan in planned order, those that are there."""
+    names = [
+        paths.group(group.key) / f"{rollout_id(group.key, sample)}.json"
+        for group in plan.groups
+        for sample in range(group.num_samples)
+    ]
+    return [_read(path, RolloutRecord) for path in names if path.exists()]
+
+
+def rollout_files(paths: RunPaths) -> list[Path]:
+    """Every published rollout of a run, in the order of their names."""
+    return sorted(path for path in (paths.root / "rollouts").glob("*/*/*.json") if path.name != MANIFEST)
+
+
+def read_rollouts(paths: RunPaths, phase: Phase | None = None) -> Iterator[RolloutRecord]:
+    """Every published rollout of a run, or of one phase, one at a time."""
+    for path in rollout_files(paths):
+        if phase is None or path.name.startswith(f"{phase}-"):
+            yield _read(path, RolloutRecord)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Policies
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over the weight files of a Hugging Face folder, by name. UserError when there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: no *.safetensors here; a policy is a Hugging Face folder with its weights")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def publish_policy(part: Path, policy: PolicyVersion) -> PolicyVersion:
+    """Rename the finished folder `part` to `policy.path`, with `policy.json` in it. One that is there already stays."""
+    target = Path(policy.path)
+    if target.exists():
+        shutil.rmtree(part)
+        return read_policy(target)
+    write_atomic(part / POLICY_FILE, msgspec.json.encode(policy))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(target)
+    return policy
+
+
+def read_policy(folder: Path) -> PolicyVersion:
+    """The PolicyVersion in `folder`, wherever that now lies. UserError that names what is missing."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such policy folder; `python -m clawhpc.sft` makes one")
+    path = folder / POLICY_FILE
+    if not path.exists():
+        raise UserError(
+            f"{folder}: no {POLICY_FILE} here; `python -m clawhpc.sft init_from={folder}` makes a policy of it"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: no *.safetensors here; the folder has no weights")
+    return dataclasses.replace(_read(path, PolicyVersion), path=str(folder))
+
+
+def published_steps(paths: RunPaths) -> Sequence[int]:
+    """Steps of the policies of a run, ascending."""
+    return sorted(int(folder.name.removeprefix("step-")) for folder in paths.policies.glob("step-*"))

@@ -1,0 +1,167 @@
+"""Law 8: what is published is published once, whole, and readable by another process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from clawhpc.errors import UserError
+from clawhpc.paths import RunPaths
+from clawhpc.records import (
+    GroupKey,
+    GroupPlan,
+    Outcome,
+    PolicyVersion,
+    Probe,
+    RolloutRecord,
+    StepPlan,
+    TaskSpec,
+    Timings,
+    Verdict,
+    rollout_id,
+)
+from clawhpc.store import (
+    claim_group,
+    claim_owner,
+    count_rollouts,
+    missing_samples,
+    open_plans,
+    publish_plan,
+    publish_policy,
+    publish_rollout,
+    read_policy,
+    read_rollouts,
+    read_step,
+    release_claims,
+    rollout_files,
+    seal_group,
+    unsealed_groups,
+    write_atomic,
+)
+
+
+def make_group(task_id: str = "create/1", num_samples: int = 2) -> GroupPlan:
+    task = TaskSpec(task_id=task_id, instruction="do it", input_dir=None, reward_dir="/tasks/1/reward")
+    key = GroupKey(phase="train", step=3, task_id=task_id, harness="claude_code")
+    return GroupPlan(key=key, task=task, num_samples=num_samples, seed=7)
+
+
+def make_plan(*groups: GroupPlan) -> StepPlan:
+    return StepPlan(phase="train", step=3, policy_step=3, temperature=1.0, groups=groups or (make_group(),))
+
+
+def make_record(group: GroupPlan, sample: int, reward: float = 1.0) -> RolloutRecord:
+    return RolloutRecord(
+        rollout_id=rollout_id(group.key, sample),
+        key=group.key,
+        sample=sample,
+        seed=group.seed + sample,
+        instruction="do it",
+        calls=(),
+        outcome=Outcome.COMPLETED,
+        detail="",
+        verdict=Verdict(reward=reward),
+        exec_result=None,
+        timings=Timings(started_at=0.0),
+        worker_id="w0",
+    )
+
+
+def test_a_rollout_published_twice_is_there_once_and_the_first_stays(tmp_path: Path) -> None:
+    paths, group = RunPaths(tmp_path), make_group()
+    assert publish_rollout(paths, make_record(group, 0, reward=0.25))
+    assert not publish_rollout(paths, make_record(group, 0, reward=1.0))
+    (record,) = read_rollouts(paths)
+    assert record.verdict == Verdict(reward=0.25)
+
+
+def test_records_survive_the_way_through_the_store_unchanged(tmp_path: Path) -> None:
+    paths, group = RunPaths(tmp_path), make_group()
+    record = make_record(group, 1)
+    publish_rollout(paths, record)
+    assert list(read_rollouts(paths, "train")) == [record]
+    assert list(read_rollouts(paths, "eval")) == []
+
+
+def test_a_group_is_sealed_only_when_whole(tmp_path: Path) -> None:
+    paths, group = RunPaths(tmp_path), make_group()
+    plan = publish_plan(paths, make_plan(group))
+    publish_rollout(paths, make_record(group, 1))
+    assert missing_samples(paths, group) == [0]
+    with pytest.raises(ValueError, match="lacks samples"):
+        seal_group(paths, group)
+    publish_rollout(paths, make_record(group, 0))
+    seal_group(paths, group)
+    assert unsealed_groups(paths, plan) == [] and open_plans(paths) == []
+    assert count_rollouts(paths, plan) == 2
+    assert [record.sample for record in read_step(paths, plan)] == [0, 1]
+
+
+def test_the_first_plan_of_a_step_wins(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    first = publish_plan(paths, make_plan(make_group("a")))
+    second = publish_plan(paths, make_plan(make_group("b")))
+    assert second == first
+
+
+def test_a_group_is_claimed_by_one_worker_and_freed_when_that_worker_is_dead(tmp_path: Path) -> None:
+    paths, group = RunPaths(tmp_path), make_group()
+    plan = publish_plan(paths, make_plan(group))
+    assert claim_group(paths, group.key, "w0") and claim_group(paths, group.key, "w0")
+    assert not claim_group(paths, group.key, "w1")
+    assert release_claims(paths, plan, alive=frozenset({"w0"})) == 0
+    assert release_claims(paths, plan, alive=frozenset({"w1"})) == 1
+    assert claim_owner(paths, group.key) is None
+    assert claim_group(paths, group.key, "w1")
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+    with pytest.raises(TypeError):
+        write_atomic(path, "not bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_parts_of_a_killed_writer_are_not_rollouts(tmp_path: Path) -> None:
+    paths, group = RunPaths(tmp_path), make_group()
+    publish_rollout(paths, make_record(group, 0))
+    (paths.group(group.key) / ".x.json.1234.part").write_text("{half")
+    claim_group(paths, group.key, "w0")
+    assert [path.stem for path in rollout_files(paths)] == [rollout_id(group.key, 0)]
+
+
+def test_keys_that_sanitise_alike_get_folders_of_their_own() -> None:
+    names = {make_group(task_id).key.name for task_id in ("a/b", "a_b", "a b", "a?b")}
+    assert len(names) == 4
+
+
+def make_policy(path: Path) -> PolicyVersion:
+    probe = Probe(token_ids=(1, 2), logprobs=(-0.5,), tolerance=1e-3)
+    return PolicyVersion(step=4, path=str(path), digest="d", renderer="qwen3", thinking=False, probe=probe)
+
+
+def test_a_policy_is_published_whole_and_read_where_it_lies(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(b"w")
+    policy = publish_policy(part, make_policy(tmp_path / "policies" / "step-000004"))
+    assert not part.exists()
+    assert read_policy(Path(policy.path)) == policy
+    moved = tmp_path / "moved"
+    Path(policy.path).rename(moved)
+    assert read_policy(moved) == dataclasses.replace(policy, path=str(moved))
+
+
+def test_a_policy_folder_without_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such policy folder"):
+        read_policy(tmp_path / "nothing")
+    write_atomic(tmp_path / "policy.json", b"{}")
+    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+        read_policy(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    with pytest.raises(UserError, match=r"policy\.json"):
+        read_policy(tmp_path)
