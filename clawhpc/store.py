@@ -59,7 +59,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def publish_plan(paths: RunPaths, plan: StepPlan) -> StepPlan:
-    """Make `plan` visible to workers. One of the same phase and step that exists already wins and is returned (law 8)."""
+    """Make `plan` visible to workers. One of the same phase and step that is there already wins (law 8)."""
     path = paths.plan(plan.phase, plan.step)
     if not path.exists():
         write_atomic(path, msgspec.json.encode(plan))

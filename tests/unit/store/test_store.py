@@ -9,19 +9,7 @@ import pytest
 
 from clawhpc.errors import UserError
 from clawhpc.paths import RunPaths
-from clawhpc.records import (
-    GroupKey,
-    GroupPlan,
-    Outcome,
-    PolicyVersion,
-    Probe,
-    RolloutRecord,
-    StepPlan,
-    TaskSpec,
-    Timings,
-    Verdict,
-    rollout_id,
-)
+from clawhpc.records import GroupPlan, PolicyVersion, Probe, StepPlan, Verdict, rollout_id
 from clawhpc.store import (
     claim_group,
     claim_owner,
@@ -40,33 +28,11 @@ from clawhpc.store import (
     unsealed_groups,
     write_atomic,
 )
-
-
-def make_group(task_id: str = "create/1", num_samples: int = 2) -> GroupPlan:
-    task = TaskSpec(task_id=task_id, instruction="do it", input_dir=None, reward_dir="/tasks/1/reward")
-    key = GroupKey(phase="train", step=3, task_id=task_id, harness="claude_code")
-    return GroupPlan(key=key, task=task, num_samples=num_samples, seed=7)
+from tests.fakes.records import make_group, make_record
 
 
 def make_plan(*groups: GroupPlan) -> StepPlan:
-    return StepPlan(phase="train", step=3, policy_step=3, temperature=1.0, groups=groups or (make_group(),))
-
-
-def make_record(group: GroupPlan, sample: int, reward: float = 1.0) -> RolloutRecord:
-    return RolloutRecord(
-        rollout_id=rollout_id(group.key, sample),
-        key=group.key,
-        sample=sample,
-        seed=group.seed + sample,
-        instruction="do it",
-        calls=(),
-        outcome=Outcome.COMPLETED,
-        detail="",
-        verdict=Verdict(reward=reward),
-        exec_result=None,
-        timings=Timings(started_at=0.0),
-        worker_id="w0",
-    )
+    return StepPlan(phase="train", step=0, policy_step=0, temperature=1.0, groups=groups or (make_group(),))
 
 
 def test_a_rollout_published_twice_is_there_once_and_the_first_stays(tmp_path: Path) -> None:
@@ -94,7 +60,8 @@ def test_a_group_is_sealed_only_when_whole(tmp_path: Path) -> None:
         seal_group(paths, group)
     publish_rollout(paths, make_record(group, 0))
     seal_group(paths, group)
-    assert unsealed_groups(paths, plan) == [] and open_plans(paths) == []
+    assert unsealed_groups(paths, plan) == []
+    assert open_plans(paths) == []
     assert count_rollouts(paths, plan) == 2
     assert [record.sample for record in read_step(paths, plan)] == [0, 1]
 
@@ -109,7 +76,8 @@ def test_the_first_plan_of_a_step_wins(tmp_path: Path) -> None:
 def test_a_group_is_claimed_by_one_worker_and_freed_when_that_worker_is_dead(tmp_path: Path) -> None:
     paths, group = RunPaths(tmp_path), make_group()
     plan = publish_plan(paths, make_plan(group))
-    assert claim_group(paths, group.key, "w0") and claim_group(paths, group.key, "w0")
+    assert claim_group(paths, group.key, "w0")
+    assert claim_group(paths, group.key, "w0")
     assert not claim_group(paths, group.key, "w1")
     assert release_claims(paths, plan, alive=frozenset({"w0"})) == 0
     assert release_claims(paths, plan, alive=frozenset({"w1"})) == 1

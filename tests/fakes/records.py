@@ -1,0 +1,59 @@
+"""Records with the least in them, for tests that look at one field."""
+
+from __future__ import annotations
+
+from clawhpc.records import (
+    CallRecord,
+    GroupKey,
+    GroupPlan,
+    Outcome,
+    Phase,
+    RolloutRecord,
+    TaskSpec,
+    Timings,
+    Verdict,
+    rollout_id,
+)
+
+
+def make_task(task_id: str = "task") -> TaskSpec:
+    return TaskSpec(task_id=task_id, instruction="do it", input_dir=None, reward_dir="/tasks/reward")
+
+
+def make_group(
+    task_id: str = "task",
+    *,
+    phase: Phase = "train",
+    step: int = 0,
+    harness: str = "pi",
+    num_samples: int = 2,
+    task: TaskSpec | None = None,
+) -> GroupPlan:
+    key = GroupKey(phase=phase, step=step, task_id=task_id, harness=harness)
+    return GroupPlan(key=key, task=task or make_task(task_id), num_samples=num_samples, seed=7)
+
+
+def make_record(
+    group: GroupPlan,
+    sample: int = 0,
+    reward: float | None = 1.0,
+    *,
+    calls: tuple[CallRecord, ...] = (),
+    outcome: Outcome | None = None,
+) -> RolloutRecord:
+    """A rollout of `group`; without reward it is a failure of the verifier."""
+    natural = Outcome.VERIFIER_FAILED if reward is None else Outcome.COMPLETED
+    return RolloutRecord(
+        rollout_id=rollout_id(group.key, sample),
+        key=group.key,
+        sample=sample,
+        seed=group.seed + sample,
+        instruction=group.task.instruction,
+        calls=calls,
+        outcome=outcome or natural,
+        detail="",
+        verdict=None if reward is None else Verdict(reward=reward),
+        exec_result=None,
+        timings=Timings(started_at=0.0),
+        worker_id="w0",
+    )
