@@ -249,6 +249,8 @@ class TaskSpec:
     instruction: str
     input_dir: str | None
     """Folder on the host whose content is copied into the workspace; None for an empty one."""
+    input_subdir: str = "."
+    """Where below the workspace it is copied to."""
     reward_dir: str
     """Folder on the host with `reward.sh` and its helpers. Never visible to the harness (law 7)."""
     workspace_mount: str = WORKSPACE_MOUNT
