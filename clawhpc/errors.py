@@ -23,6 +23,10 @@ class UserError(ClawError):
     """Bad input from a person. One line: what is wrong, in which file or key, and what to do."""
 
 
+class LaunchError(ClawError):
+    """Workers do not start, or keep dying, or do nothing. The message names the log to read."""
+
+
 class BoundaryError(ClawError):
     """A part failed that is neither the policy nor the user. Subclasses say which part."""
 
