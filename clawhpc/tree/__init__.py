@@ -1,0 +1,7 @@
+"""Calls become a prefix tree in which each draw stands once (laws 2 and 4). Pure; no torch.
+
+build.py    calls -> CallTree
+prune.py    the named rules that drop calls; what is left is what trains
+paths.py    root-to-leaf walks, for parity tests and reports
+drift.py    how faithfully the harness's histories repeated what was drawn
+"""
