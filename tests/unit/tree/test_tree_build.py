@@ -154,6 +154,32 @@ def test_a_grafted_copy_cut_short_is_labelled_context() -> None:
     assert shape(tree)[2:] == [(0, (5, 6), None, one), (2, ASK, None, None), (3, (7,), 1, None)]
 
 
+def test_a_copy_and_plain_text_of_equal_ids_are_told_apart() -> None:
+    session = Session()
+    one = session.call(HEAD, reply=(5, 6))
+    session.call(ASK, (5, 6), reply=(7,))
+    session.call(ASK, one, reply=(8,))
+    tree = build_tree("r", session.calls)
+    assert shape(tree)[2:] == [
+        (None, ASK, None, None),
+        (2, (5, 6), None, None),
+        (3, (7,), 1, None),
+        (2, (5, 6), None, one),
+        (5, (8,), 2, None),
+    ]
+
+
+def test_a_fork_before_a_copy_inherits_nothing_of_it() -> None:
+    session = Session()
+    one = session.call(HEAD, reply=(5, 6))
+    session.call(HEAD, one, RESULT, reply=(7,))
+    session.call(HEAD, (5, 9, 9, 9), reply=(8,))
+    assert session.calls[2].tokens is not None
+    assert session.calls[2].tokens.prefix_length == len(HEAD) + 1
+    tree = build_tree("r", session.calls)
+    assert [tree.nodes[step].continues_id for step in tree.path(tree.leaf_of_call[2])] == [None, None, None]
+
+
 def test_failed_calls_are_left_out() -> None:
     session = Session()
     session.call(HEAD, reply=(5,))

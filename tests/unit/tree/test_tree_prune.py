@@ -75,9 +75,23 @@ def test_the_last_call_is_live_even_if_nobody_heard_it() -> None:
 def test_a_reply_that_only_a_failed_call_heard_is_not_dead() -> None:
     session = Session()
     one = session.call(HEAD, reply=(5,))
-    session.fail(HEAD, one, RESULT)
-    session.call(HEAD, (40,), reply=(6,))
-    assert prune(session).dropped == {}
+    two = session.call(HEAD, one, RESULT, reply=(6,))
+    session.fail(HEAD, one, RESULT, two, RESULT)
+    last = session.call(HEAD, one, ASK, reply=(7,))
+    pruned = prune(session)
+    assert pruned.dropped == {}
+    assert pruned.live_leaves == {0: (two, last)}
+
+
+def test_a_reply_that_stands_early_in_a_later_history_was_heard() -> None:
+    session = Session()
+    one = session.call(HEAD, reply=(5,))
+    left = session.call(HEAD, one, RESULT, reply=(6,))
+    right = session.call(HEAD, one, ASK, reply=(7,))
+    last = session.call(HEAD, one, RESULT, left, ASK, right, reply=(8,))
+    pruned = prune(session)
+    assert pruned.dropped == {}
+    assert pruned.live_leaves == {0: (last,)}
 
 
 def test_a_late_side_call_does_not_make_the_last_word_dead() -> None:
