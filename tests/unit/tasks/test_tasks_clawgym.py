@@ -1,0 +1,158 @@
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawhpc.errors import UserError
+from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
+from clawhpc.tasks.clawgym import fill_workspace, load_tasks
+from clawhpc.tasks.generate import GenerateSettings, generate_tasks
+
+
+def lay_task(folder: Path, name: str, *, inputs: dict[str, str] | None = None, **entry: Any) -> Path:
+    """A sound task, but for the keys of data_entry.json in `entry`; None removes a key."""
+    root = folder / name
+    (root / "reward").mkdir(parents=True)
+    (root / "reward" / "reward.sh").write_text("echo 1\n")
+    for path, content in (inputs or {}).items():
+        target = root / "input_files" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+    keys = {"task_id": name, "user_query": "Do it.", "metadata": {"category": ""}} | entry
+    (root / "data_entry.json").write_text(json.dumps({key: value for key, value in keys.items() if value is not None}))
+    return root
+
+
+def only_task(folder: Path) -> TaskSpec:
+    loaded = load_tasks(folder)
+    assert loaded.faults == ()
+    (task,) = loaded.tasks
+    return task
+
+
+def only_fault(folder: Path) -> str:
+    lay_task(folder, "sound")
+    loaded = load_tasks(folder)
+    assert [task.task_id for task in loaded.tasks] == ["sound"]
+    (fault,) = loaded.faults
+    return fault
+
+
+def test_a_task_as_the_published_data_set_has_it(tmp_path: Path) -> None:
+    root = lay_task(
+        tmp_path, "task_0001", inputs={"input/data.csv": "1\n"}, input_mount_dir=WORKSPACE_MOUNT, rubric="ignored"
+    )
+    task = only_task(tmp_path)
+    assert task == TaskSpec(
+        task_id="task_0001",
+        instruction="Do it.",
+        input_dir=str(root / "input_files"),
+        reward_dir=str(root / "reward"),
+        metadata={"category": ""},
+    )
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    fill_workspace(task, workspace)
+    assert (workspace / "input" / "data.csv").read_text() == "1\n"
+
+
+def test_a_task_without_inputs_starts_in_an_empty_workspace(tmp_path: Path) -> None:
+    lay_task(tmp_path / "tasks", "bare", metadata=None)
+    fill_workspace(only_task(tmp_path / "tasks"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
+
+
+def test_a_mount_below_the_workspace_moves_the_inputs_not_the_workspace(tmp_path: Path) -> None:
+    lay_task(tmp_path / "tasks", "deep", inputs={"a.txt": "a"}, input_mount_dir=f"{WORKSPACE_MOUNT}/in/put")
+    task = only_task(tmp_path / "tasks")
+    fill_workspace(task, tmp_path)
+    assert (tmp_path / "in" / "put" / "a.txt").read_text() == "a"
+    assert task.workspace_mount == WORKSPACE_MOUNT
+
+
+def test_links_among_the_inputs_are_copied_as_links(tmp_path: Path) -> None:
+    root = lay_task(tmp_path / "tasks", "linked", inputs={"a.txt": "a"})
+    (root / "input_files" / "host").symlink_to("/etc/hostname")
+    fill_workspace(only_task(tmp_path / "tasks"), tmp_path)
+    assert (tmp_path / "host").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        ({"task_id": None}, "data_entry.json: Object missing required field `task_id`"),
+        ({"task_id": "  "}, "data_entry.json: task_id is empty"),
+        ({"task_id": 7}, "data_entry.json: Expected `str`, got `int` - at `$.task_id`"),
+        ({"user_query": None}, "data_entry.json: Object missing required field `user_query`"),
+        ({"metadata": []}, "data_entry.json: Expected `object`, got `array` - at `$.metadata`"),
+        ({"input_mount_dir": "/data"}, "input_mount_dir is set, but there is no folder input_files"),
+    ],
+)
+def test_a_malformed_entry_names_file_and_key_and_the_others_load(
+    tmp_path: Path, entry: dict[str, Any], fault: str
+) -> None:
+    lay_task(tmp_path, "broken", **entry)
+    found = only_fault(tmp_path)
+    assert found.startswith(f"{tmp_path}/broken/data_entry.json: ")
+    assert fault in found
+
+
+@pytest.mark.parametrize("mount", ["/data", "workspace", f"{WORKSPACE_MOUNT}/../x", f"{WORKSPACE_MOUNT}-2"])
+def test_a_mount_outside_the_workspace_is_a_fault(tmp_path: Path, mount: str) -> None:
+    lay_task(tmp_path, "broken", inputs={"a": "a"}, input_mount_dir=mount)
+    assert f"is neither {WORKSPACE_MOUNT} nor a folder in it" in only_fault(tmp_path)
+
+
+@pytest.mark.parametrize(("inputs", "mount"), [("reward/x", WORKSPACE_MOUNT), ("x", f"{WORKSPACE_MOUNT}/reward/y")])
+def test_inputs_at_the_place_of_the_verifier_are_a_fault(tmp_path: Path, inputs: str, mount: str) -> None:
+    lay_task(tmp_path, "broken", inputs={inputs: "a"}, input_mount_dir=mount)
+    assert "the verifier's own place" in only_fault(tmp_path)
+
+
+def test_broken_json_a_missing_entry_and_a_missing_script_are_faults(tmp_path: Path) -> None:
+    (lay_task(tmp_path, "a") / "data_entry.json").write_text("{")
+    (lay_task(tmp_path, "b") / "data_entry.json").unlink()
+    (lay_task(tmp_path, "c") / "reward" / "reward.sh").unlink()
+    lay_task(tmp_path, "d")
+    loaded = load_tasks(tmp_path)
+    assert [task.task_id for task in loaded.tasks] == ["d"]
+    broken, missing, unscored = loaded.faults
+    assert broken.startswith(f"{tmp_path}/a/data_entry.json: ")
+    assert missing == f"{tmp_path}/b/data_entry.json: No such file or directory"
+    assert unscored == f"{tmp_path}/c/reward/reward.sh: missing"
+
+
+def test_of_two_tasks_with_one_id_the_first_by_name_stays(tmp_path: Path) -> None:
+    lay_task(tmp_path, "one", task_id="same")
+    lay_task(tmp_path, "two", task_id="same")
+    loaded = load_tasks(tmp_path)
+    assert len(loaded.tasks) == 1
+    assert loaded.faults == (f"{tmp_path}/two/data_entry.json: task_id 'same' is that of one already",)
+
+
+def test_files_and_hidden_folders_beside_the_tasks_are_no_faults(tmp_path: Path) -> None:
+    lay_task(tmp_path, "task")
+    (tmp_path / "README.md").touch()
+    (tmp_path / ".cache").mkdir()
+    only_task(tmp_path)
+
+
+def test_no_task_at_all_is_a_user_error_with_the_first_fault(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a folder"):
+        load_tasks(tmp_path / "missing")
+    with pytest.raises(UserError, match="no task in"):
+        load_tasks(tmp_path)
+    (lay_task(tmp_path, "a") / "data_entry.json").unlink()
+    with pytest.raises(UserError, match=r"the first of 1 faults: .*/a/data_entry.json: No such file"):
+        load_tasks(tmp_path)
+
+
+def test_two_thousand_tasks_load_in_seconds(tmp_path: Path) -> None:
+    tasks = generate_tasks(
+        GenerateSettings(num_train=2000, num_heldout=0, families=("create", "append")), tmp_path / "many"
+    )
+    started = time.monotonic()
+    assert len(load_tasks(tasks.split("train")).tasks) == 2000
+    assert time.monotonic() - started < 10
