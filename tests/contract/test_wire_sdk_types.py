@@ -1,0 +1,37 @@
+"""What we send validates against the types of the official SDKs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import TypeAdapter
+
+from clawhpc.wire.anthropic import Anthropic
+from clawhpc.wire.openai_chat import OpenAIChat
+from tests.contract.wire_streams import HEAD, REPLIES, USAGE, render_streams
+
+
+def data_of(stream: bytes) -> list[str]:
+    lines = stream.decode().split("\n")
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_plain_bodies_are_those_of_the_sdks(name: str) -> None:
+    message = Message.model_validate(Anthropic().reply_body(HEAD, REPLIES[name], USAGE))
+    assert message.stop_reason is not None
+    completion = ChatCompletion.model_validate(OpenAIChat().reply_body(HEAD, REPLIES[name], USAGE))
+    assert completion.usage is not None
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_events_are_those_of_the_sdks(name: str) -> None:
+    event_type: TypeAdapter[object] = TypeAdapter(RawMessageStreamEvent)
+    for data in data_of(render_streams(Anthropic())[name]):
+        if json.loads(data) != {"type": "ping"}:  # documented, but not in the SDK's union
+            event_type.validate_json(data)
+    for data in data_of(render_streams(OpenAIChat())[name])[:-1]:
+        ChatCompletionChunk.model_validate_json(data)

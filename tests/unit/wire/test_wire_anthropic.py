@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
+from clawhpc.wire.anthropic import Anthropic
+from clawhpc.wire.base import ContextOverflow, ErrorKind, ReplyHead, WireError
+from clawhpc.wire.canonical import digest_history
+
+WIRE = Anthropic()
+HEAD = ReplyHead(id="00000000", model="policy", created=0, input_tokens=5)
+
+
+def parse(*messages: dict[str, Any], **fields: Any) -> Conversation:
+    return WIRE.parse_request({"model": "m", "max_tokens": 10, "messages": list(messages), **fields}).conversation
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def text(value: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value, **fields}
+
+
+def test_a_string_is_one_text_block_and_cache_control_means_nothing() -> None:
+    marked = text("hi", cache_control={"type": "ephemeral"})
+    assert parse(user("hi")) == parse(user([text("hi")])) == parse(user([marked]))
+
+
+def test_the_billing_line_is_no_part_of_the_prompt() -> None:
+    billing = text("x-anthropic-billing-header: cc_version=2.1.328.a1f; cc_entrypoint=cli;")
+    plain = parse(user("hi"), system=[text("You are an agent."), text("Be brief.")])
+    assert plain.messages[0] == Message(role="system", text="You are an agent.\nBe brief.")
+    assert parse(user("hi"), system=[billing, text("You are an agent."), text("Be brief.")]) == plain
+    assert parse(user("hi"), system="x-anthropic-billing-header: a=1\nYou are an agent.\nBe brief.") == plain
+    assert parse(user("hi"), system=[billing]) == parse(user("hi"))
+
+
+def test_system_messages_inside_the_history_stay_where_they_stand() -> None:
+    conversation = parse(user("hi"), {"role": "system", "content": "Skills: none."}, user("go on"))
+    assert [message.role for message in conversation.messages] == ["user", "system", "user"]
+
+
+def test_tool_use_and_results_become_calls_and_tool_messages_in_order() -> None:
+    conversation = parse(
+        user("list"),
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "redacted_thinking", "data": "xyz"},
+                text("\n\n"),
+                {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}},
+                text("and"),
+                {"type": "tool_use", "id": "t2", "name": "Read", "input": {}},
+            ],
+        },
+        user(
+            [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [text("a"), text("b")], "is_error": True},
+                {"type": "tool_result", "tool_use_id": "t2"},
+                text("<system-reminder>"),
+            ]
+        ),
+    )
+    calls = (
+        ToolCall(id="t1", name="Bash", arguments='{"command":"ls"}'),
+        ToolCall(id="t2", name="Read", arguments="{}"),
+    )
+    assert conversation.messages == (
+        Message(role="user", text="list"),
+        Message(role="assistant", text="and", thinking="hm", tool_calls=calls),
+        Message(role="tool", text="a\nb", tool_call_id="t1"),
+        Message(role="tool", text="", tool_call_id="t2"),
+        Message(role="user", text="<system-reminder>"),
+    )
+
+
+def test_an_echoed_reply_is_recognised_after_what_claude_code_does_to_it() -> None:
+    reply = Reply(
+        text="\n\n",
+        tool_calls=(ToolCall(id="t1", name="Bash", arguments='{ "timeout": 1.0 }'),),
+        finish_reason="tool_calls",
+    )
+    usage = Usage(input_tokens=5, output_tokens=2)
+    sent = json.loads(json.dumps(WIRE.reply_body(HEAD, reply, usage)))
+    kept = [block for block in sent["content"] if block.get("text", "x").strip()]
+    kept[0]["input"] = {"timeout": 1}
+    echoed = parse(user("go"), {"role": "assistant", "content": kept})
+    drawn = [
+        Message(role="user", text="go"),
+        Message(role="assistant", text=reply.text, tool_calls=reply.tool_calls),
+    ]
+    assert digest_history(echoed.messages) == digest_history(drawn)
+
+
+def test_a_user_message_without_words_is_still_a_message() -> None:
+    assert parse(user([text(" ")]), user([])).messages == (Message(role="user"), Message(role="user"))
+
+
+def test_tools_and_sampling_are_read() -> None:
+    conversation = parse(
+        user("hi"),
+        tools=[{"name": "Bash", "description": "run", "input_schema": {"type": "object"}, "cache_control": {}}],
+        temperature=1,
+        top_p=0.9,
+        top_k=40,
+        stop_sequences=["END"],
+        tool_choice={"type": "tool", "name": "Bash"},
+        stream=True,
+        metadata={"user_id": "x"},
+    )
+    assert conversation.tools == (Tool(name="Bash", description="run", parameters={"type": "object"}),)
+    assert conversation.sampling == Sampling(
+        max_tokens=10, temperature=1, top_p=0.9, top_k=40, stop=("END",), tool_choice="tool:Bash"
+    )
+    assert conversation.stream
+    assert parse(user("hi"), tool_choice={"type": "any"}).sampling.tool_choice == "required"
+    assert parse(user("hi")).sampling.tool_choice == "auto"
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "named"),
+    [
+        ([user([IMAGE])], {}, "messages.0.content.0: content of type 'image' is not supported"),
+        ([user([text("a"), {"type": "document"}])], {}, "messages.0.content.1: content of type 'document'"),
+        ([user([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}])], {}, "'image' is not supported"),
+        ([{"role": "assistant", "content": [{"type": "server_tool_use"}]}], {}, "'server_tool_use'"),
+        ([user("a")], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ([user("a")], {"system": [IMAGE]}, "system.content.0"),
+        ([user("a")], {"model": None}, "model: field required"),
+        ([user("a")], {"max_tokens": "many"}, "max_tokens: str"),
+        ([user("a")], {"temperature": True}, "temperature: bool"),
+        ([user("a")], {"stop_sequences": [1]}, "stop_sequences: int"),
+        ([{"role": "bot", "content": "a"}], {}, "messages.0.role: 'bot'"),
+        ([{"role": "user"}], {}, "messages.0.content: NoneType"),
+        ([{"role": "user", "content": [{"type": "tool_result"}]}], {}, "messages.0.content.0.tool_use_id"),
+        ([{"role": ["user"], "content": "a"}], {}, "messages.0.role"),
+        ([user([{"type": {"a": 1}}])], {}, "messages.0.content.0"),
+        (["hello"], {}, "messages.0: str"),
+        ([], {}, "messages: at least one"),
+    ],
+)
+def test_what_cannot_be_answered_is_named(messages: list[Any], fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(WireError) as caught:
+        parse(*messages, **fields)
+    assert caught.value.kind is ErrorKind.INVALID
+    assert named in str(caught.value)
+
+
+def test_a_body_that_is_no_object_is_refused() -> None:
+    with pytest.raises(WireError, match="body: list"):
+        WIRE.parse_request([])
+
+
+def test_cached_input_is_counted_apart_and_only_once() -> None:
+    usage = Usage(input_tokens=100, output_tokens=7, cached_tokens=96)
+    body = WIRE.reply_body(HEAD, Reply(text="hi"), usage)["usage"]
+    assert (body["input_tokens"], body["cache_read_input_tokens"], body["output_tokens"]) == (4, 96, 7)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "error_type", "message"),
+    [
+        (
+            ContextOverflow(205_000, 200_000),
+            400,
+            "invalid_request_error",
+            "prompt is too long: 205000 tokens > 200000 maximum",
+        ),
+        (WireError(ErrorKind.OVERLOADED, "busy"), 529, "overloaded_error", "busy"),
+        (WireError(ErrorKind.NOT_FOUND, "ended"), 404, "not_found_error", "ended"),
+        (WireError(ErrorKind.TOO_LARGE, "big"), 413, "request_too_large", "big"),
+        (WireError(ErrorKind.LIMIT, "calls"), 400, "invalid_request_error", "calls"),
+    ],
+)
+def test_errors_have_the_providers_words(error: WireError, status: int, error_type: str, message: str) -> None:
+    assert WIRE.error_body(error) == (status, {"type": "error", "error": {"type": error_type, "message": message}})
