@@ -1,0 +1,158 @@
+"""The ledger of one owner: a scratch folder, a marker for its processes, and a watchdog that outlives it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import selectors
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from clawhpc.errors import UserError
+from clawhpc.ledger import reap
+
+OWNER_VARIABLE = "CLAWHPC_OWNER"
+MAX_SCRATCH_LENGTH = 64
+"""Of 107 bytes that the path of a unix socket may have; the rest is for names below the scratch folder."""
+ARM_S = 20.0
+"""For the watchdog to start, on a machine that is busy."""
+END_S = 15.0
+"""For the watchdog to reap and end: longer than it takes at most."""
+
+
+def default_root() -> Path:
+    """Where the ledgers of this user lie: on this machine, and short."""
+    return Path(f"/tmp/clawhpc-{os.getuid()}")
+
+
+class Ledger:
+    """What this process has started outside itself is gone when it closes, or within 10 s of its death by SIGKILL.
+
+    A context manager. Whoever starts a process puts `environment` into that process's environment, and makes its
+    temporary files in `scratch`; nothing else is to be noted down. Three things see to the rest, each when the one
+    before it could not: `close`; a watchdog process, which reads a pipe whose other end only the owner holds; the next
+    `Ledger` on the same root, for which an owner is dead when the lock on its file is free.
+
+    Owners may be nested: a worker that belongs to a campaign's ledger opens one of its own. When the campaign dies, its
+    watchdog kills the worker and everything below it; the worker's watchdog, which stands outside both trees, removes
+    what is left of the worker's.
+    """
+
+    def __init__(self, *, root: Path, owner: str, lock: int, watchdog: subprocess.Popen[bytes]) -> None:
+        self.scratch = root / owner
+        """A folder of this owner alone."""
+        self._root = root
+        self._owner = owner
+        self._lock = lock
+        self._watchdog = watchdog
+
+    @classmethod
+    def open(cls, root: Path | None = None) -> Ledger:
+        """Reap dead owners on `root`, and become a living one.
+
+        `root`: a folder of this user's on a local file system; made if missing. Raises UserError where it is unusable.
+        """
+        root = root or default_root()
+        owner = secrets.token_hex(4)
+        if len(str(root / owner)) > MAX_SCRATCH_LENGTH:
+            raise UserError(f"{root}: too long a path for unix sockets below it; choose a folder nearer to /")
+        _make_private(root)
+        _reap_dead(root)
+        lock = _lock_new(root, owner)
+        (root / owner).mkdir(mode=0o700)
+        return cls(root=root, owner=owner, lock=lock, watchdog=_start_watchdog(root, owner))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For every process that is started. SPT_NOENV: `setproctitle` (vLLM uses it) would write over the marker."""
+        return {OWNER_VARIABLE: reap.owner_marker(self._owner), "SPT_NOENV": "1"}
+
+    def close(self) -> None:
+        """Let the watchdog do its work now, and do it here if it has been killed. A second call does nothing."""
+        assert self._watchdog.stdin is not None
+        assert self._watchdog.stdout is not None
+        if self._watchdog.stdin.closed:
+            return
+        self._watchdog.stdin.close()
+        _read_within(self._watchdog, END_S)
+        self._watchdog.stdout.close()
+        reap.reap(self._root, self._owner)
+        os.close(self._lock)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _make_private(root: Path) -> None:
+    """Make `root`, readable by this user alone; in /tmp, somebody else may have made it first."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        raise UserError(f"{root}: no folder for temporary files can be made there: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(f"{root}: must be a folder that only you may enter (chmod 700); remove it or choose another")
+
+
+def _reap_dead(root: Path) -> None:
+    """Remove what owners on `root` left that have died together with their watchdogs."""
+    for path in root.glob("*.lock"):
+        try:
+            lock = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            reap.reap(root, path.stem)
+        except BlockingIOError:
+            pass  # it lives, or another process is reaping it
+        finally:
+            os.close(lock)
+
+
+def _lock_new(root: Path, owner: str) -> int:
+    """The lock that says "this owner lives", on disk before anything is started. The kernel frees it when we die."""
+    path = reap.lock_path(root, owner)
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+            break
+        os.close(lock)  # another process took the new file for a dead owner's, and has removed it
+    os.write(lock, json.dumps({"pid": os.getpid(), "command": sys.argv}).encode())
+    return lock
+
+
+def _start_watchdog(root: Path, owner: str) -> subprocess.Popen[bytes]:
+    """A watchdog that is armed. Its environment is empty: it carries nobody's marker."""
+    watchdog = subprocess.Popen(
+        [sys.executable, "-I", "-S", reap.__file__, str(root), owner],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+        bufsize=0,
+    )
+    if _read_within(watchdog, ARM_S) != reap.ARMED:
+        raise UserError(f"{root}: the watchdog process did not start within {ARM_S:.0f} s ({sys.executable})")
+    watchdog.wait(ARM_S)  # it has forked itself away; this is what it came from
+    return watchdog
+
+
+def _read_within(watchdog: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """What the watchdog says next; nothing if it has ended, or says nothing in time."""
+    assert watchdog.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(watchdog.stdout, selectors.EVENT_READ)
+        return os.read(watchdog.stdout.fileno(), 100) if selector.select(seconds) else b""

@@ -1,0 +1,201 @@
+"""One run of one command in one container, from start to nothing left, whatever the backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+import anyio
+from anyio import to_thread
+from anyio.abc import ByteReceiveStream, Process
+
+from clawhpc.errors import SandboxError, boundary
+from clawhpc.ledger import Ledger, kill_marked, remove_tree
+from clawhpc.records import SANDBOX_HOME, ExecResult
+from clawhpc.sandbox import init
+from clawhpc.sandbox.base import PROXY_PORT, SANDBOX_PATH, Mount, SandboxCommand
+from clawhpc.sandbox.root import Root
+
+SANDBOX_VARIABLE = "CLAWHPC_SANDBOX"
+INIT_TARGET = "/run/clawhpc/init.py"
+SOCKET_TARGET = "/run/clawhpc/proxy.sock"
+COMMAND, REPORT, TMP, VAR_TMP, HOME = "command", "report", "tmp", "var-tmp", "home"
+"""What lies in the folder of one run."""
+TAIL_BYTES = 65536
+"""Kept of each output stream."""
+REPORT_BYTES = 4096
+ERROR_CHARS = 400
+"""Of what the container program printed, in an error."""
+KILL_S = 8.0
+"""For the processes of one container to be gone once they are killed; milliseconds, unless a disk hangs."""
+TEAR_DOWN_S = 30.0
+"""For all of the teardown, which cancellation cannot interrupt: the folder of a run may hold many files."""
+KILLED = 128
+"""Exit codes above are signals."""
+
+
+class Backend(Protocol):
+    """Writes command lines for one container program; does nothing else."""
+
+    name: str
+    remedy: str
+    """What a person can do when it does not work."""
+
+    def environment(self, markers: dict[str, str]) -> dict[str, str]:
+        """Of the container program, which must carry `markers`."""
+        ...
+
+    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str]) -> list[str]:
+        """The command line that runs `inner` on `root` with `mounts`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the command ended, as far as it is known."""
+
+    exit_code: int
+    cpu_s: float = 0.0
+
+
+TIMED_OUT = Ending(124)
+
+
+class Container:
+    """A `Sandbox`: one container per run. Its files lie in the ledger's scratch, its processes carry its marker."""
+
+    def __init__(self, *, backend: Backend, root: Root, ledger: Ledger) -> None:
+        self.name = backend.name
+        self._backend = backend
+        self._root = root
+        self._ledger = ledger
+
+    async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
+        """See `Sandbox.run`."""
+        started_at = anyio.current_time()
+        output, errors = Tail(), Tail()
+        with boundary(SandboxError, f"{command.sandbox_id}: {self.name}"):
+            async with self._started(command) as (process, report):
+                with anyio.move_on_after(timeout_s) as clock:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(output.fill, process.stdout)
+                        group.start_soon(errors.fill, process.stderr)
+                        await process.wait()
+                timed_out = clock.cancelled_caught
+                ending = TIMED_OUT if timed_out else self._ending(command, process.returncode, report, errors.text)
+        return ExecResult(
+            exit_code=ending.exit_code,
+            stdout_tail=output.text,
+            stderr_tail=errors.text,
+            wall_s=anyio.current_time() - started_at,
+            cpu_s=ending.cpu_s,
+            timed_out=timed_out,
+        )
+
+    @asynccontextmanager
+    async def _started(self, command: SandboxCommand) -> AsyncIterator[tuple[Process, Path]]:
+        """The container while it lives, and the file of init's report; afterwards nothing of it is left."""
+        marker = f"clawhpc-sandbox-{secrets.token_hex(8)}"
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._ledger.scratch))
+        process = None
+        survivors: list[int] = []
+        try:
+            process = await self._open(command, marker, folder)
+            yield process, folder / REPORT
+        finally:
+            with anyio.move_on_after(TEAR_DOWN_S, shield=True):
+                survivors = await to_thread.run_sync(lambda: kill_marked(marker, deadline_s=KILL_S))
+                if process is not None:
+                    await process.aclose()
+                await to_thread.run_sync(remove_tree, folder)
+        if survivors:
+            raise SandboxError(f"{command.sandbox_id}: processes {survivors} of its container cannot be killed")
+
+    async def _open(self, command: SandboxCommand, marker: str, folder: Path) -> Process:
+        """Start the container program; `folder` is this run's own."""
+        markers = {**self._ledger.environment, SANDBOX_VARIABLE: marker}
+        mounts = _mounts(self._root, command, folder)
+        (folder / COMMAND).write_text(_command_text(command))
+        with (folder / COMMAND).open("rb") as stdin, (folder / REPORT).open("wb") as report:
+            inner = (self._root.python, "-I", "-S", INIT_TARGET, str(report.fileno()))
+            return await anyio.open_process(
+                self._backend.argv(self._root, mounts, inner),
+                stdin=stdin,
+                env={"PATH": SANDBOX_PATH, **self._backend.environment(markers)},
+                cwd="/",
+                pass_fds=(report.fileno(),),
+                start_new_session=True,
+            )
+
+    def _ending(self, command: SandboxCommand, returncode: int | None, report: Path, errors: str) -> Ending:
+        """Read the report, which counts only when init itself ended well; else tell why there is none.
+
+        Init that was killed is the command's own doing (it can kill Apptainer's); all else is a failure of ours.
+        """
+        assert returncode is not None, "the container program has been waited for"
+        text = report.read_bytes()[:REPORT_BYTES]
+        if returncode == 0:
+            outcome = json.loads(text)
+            if "error" in outcome:
+                raise SandboxError(f"{command.sandbox_id}: cannot start {outcome['error']} (inside the sandbox)")
+            return Ending(outcome["exit_code"], outcome["cpu_s"])
+        if text and (returncode < 0 or returncode > KILLED):
+            return Ending(returncode if returncode > 0 else KILLED - returncode)
+        cause = f"{errors[-ERROR_CHARS:].strip()} (exit code {returncode})"
+        if text:
+            raise SandboxError(f"{command.sandbox_id}: {self.name}: init failed: {cause}")
+        raise SandboxError(f"{command.sandbox_id}: {self.name} did not start: {cause}. {self._backend.remedy}")
+
+
+class Tail:
+    """The last TAIL_BYTES of a stream, however much comes."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    async def fill(self, stream: ByteReceiveStream | None) -> None:
+        """Read `stream` to its end."""
+        assert stream is not None, "the container program was started with pipes"
+        async for chunk in stream:
+            self._bytes = (self._bytes + chunk)[-TAIL_BYTES:]
+
+    @property
+    def text(self) -> str:
+        """As text; what is not UTF-8, or cut at the front, is replaced."""
+        return self._bytes.decode(errors="replace")
+
+
+def _mounts(root: Root, command: SandboxCommand, folder: Path) -> list[Mount]:
+    """All that is laid over the root, each after those that it lies in."""
+    for name in (TMP, VAR_TMP, HOME):
+        (folder / name).mkdir()
+    own = [
+        Mount(source=folder / TMP, target="/tmp", writable=True),  # on disk: a tmpfs would take the learner's memory
+        Mount(source=folder / VAR_TMP, target="/var/tmp", writable=True),
+        Mount(source=command.home or folder / HOME, target=SANDBOX_HOME, writable=True),
+        Mount(source=Path(init.__file__), target=INIT_TARGET),
+    ]
+    if command.proxy_socket is not None:
+        own.append(Mount(source=command.proxy_socket, target=SOCKET_TARGET, writable=True))
+    return sorted([*root.mounts, *own, *command.mounts], key=lambda mount: len(PurePosixPath(mount.target).parts))
+
+
+def _command_text(command: SandboxCommand) -> str:
+    """For init.py: what to start, and the namespaces that it must not find itself in."""
+    return json.dumps(
+        {
+            "argv": command.argv,
+            "env": {"HOME": SANDBOX_HOME, "PATH": SANDBOX_PATH, **command.env},
+            "cwd": command.cwd,
+            "proxy_port": PROXY_PORT,
+            "proxy_socket": None if command.proxy_socket is None else SOCKET_TARGET,
+            "host_namespaces": {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "mnt")},
+        }
+    )

@@ -1,0 +1,74 @@
+"""Images for containers, built from a recipe once and then taken from the cache folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clawhpc.errors import UserError
+from clawhpc.ledger import remove_tree
+
+BUILD_S = 1800.0
+"""For one build, downloads included."""
+POLL_S = 0.5
+"""Between two looks at a lock that another process holds while it builds."""
+LOG_CHARS = 800
+OWN_NAMESPACE = ("unshare", "--user", "--map-root-user")
+"""A root without some capability (in a container, say) cannot build; inside a user namespace of its own it has all."""
+
+
+def build_image(recipe: Path, *, apptainer: str, cache_dir: Path, base: Path | None = None) -> Path:
+    """The image of `recipe` as a folder, which both kinds of container start from, without FUSE and without waiting.
+
+    Built at most once for each content, whoever asks at the same time, and never seen half-built. `base`: a folder to
+    build on in place of the recipe's own start, all of whose files root owns (containers/debian_base.sh makes one): for
+    a machine that reaches Debian's packages but no image registry. Raises UserError with the end of the log.
+    """
+    image = cache_dir / "images" / f"{recipe.stem}-{_digest(recipe, base)}"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(image.with_suffix(".lock")):
+        if not image.exists():
+            _build(recipe, image, apptainer, base)
+    return image
+
+
+def _digest(recipe: Path, base: Path | None) -> str:
+    return hashlib.sha256(recipe.read_bytes() + str(base).encode()).hexdigest()[:12]
+
+
+def _build(recipe: Path, image: Path, apptainer: str, base: Path | None) -> None:
+    """Build beside `image` and rename."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{image.name}.", dir=image.parent))
+    on_base = [] if base is None else ["--build-arg", "BOOTSTRAP=localimage", "--build-arg", f"FROM={base}"]
+    namespace = OWN_NAMESPACE if base is not None and os.getuid() == 0 else ()
+    command = [*namespace, apptainer, "build", "--sandbox", *on_base, str(folder / "image"), str(recipe)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise UserError(f"{recipe}: cannot be built: {(done.stdout + done.stderr)[-LOG_CHARS:].strip()}")
+        (folder / "image").rename(image)
+    finally:
+        remove_tree(folder)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait for the lock; the kernel frees it when its holder dies."""
+    until = time.monotonic() + BUILD_S
+    with lock.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise UserError(f"{lock}: another process has been building for {BUILD_S:.0f} s") from None
+                time.sleep(POLL_S)
+        yield

@@ -1,0 +1,82 @@
+"""Choose the sandbox that works on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from clawhpc.errors import SandboxError, UserError
+from clawhpc.ledger import Ledger
+from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
+from clawhpc.sandbox.base import Sandbox, SandboxCommand
+from clawhpc.sandbox.bubblewrap import Bubblewrap, find_bubblewrap
+from clawhpc.sandbox.container import Backend, Container
+from clawhpc.sandbox.image import build_image
+from clawhpc.sandbox.root import Root, host_root, image_root
+
+Kind = Literal["auto", "apptainer", "bubblewrap"]
+CHECK_S = 60.0
+"""For the first start: programs and image may come over the network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSettings:
+    """Which containers to use."""
+
+    kind: Kind = "auto"
+    """`auto`: Apptainer if it works here, else bubblewrap."""
+    image: str | None = None
+    """None: the host's own programs, read-only. Else a folder with a root file system, a .sif file (Apptainer only), or
+    a recipe (.def), from which Apptainer builds a folder, once, in the cache."""
+
+
+async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: Path) -> Sandbox:
+    """A sandbox that has just run a command. Raises UserError, with the reason for each kind, where none can."""
+    if settings.kind not in get_args(Kind):
+        raise UserError(f"sandbox.kind={settings.kind}: must be one of {', '.join(get_args(Kind))}")
+    folder = Path(tempfile.mkdtemp(prefix="root-", dir=ledger.scratch))
+    root = _root(settings, folder, cache_dir)
+    reasons = []
+    for kind in ("apptainer", "bubblewrap") if settings.kind == "auto" else (settings.kind,):
+        try:
+            sandbox = Container(backend=_backend(kind, ledger, cache_dir), root=root, ledger=ledger)
+            await _check(sandbox)
+            return sandbox
+        except (UserError, SandboxError) as error:
+            reasons.append(f"{kind}: {error}")
+    raise UserError(f"no sandbox works here. {'; '.join(reasons)}")
+
+
+def _root(settings: SandboxSettings, folder: Path, cache_dir: Path) -> Root:
+    """The root file system that the settings name; `folder` takes what must be written for it."""
+    if settings.image is None:
+        return host_root(folder)
+    image = Path(settings.image).absolute()
+    if not image.exists():
+        raise UserError(f"sandbox.image={settings.image}: no such image")
+    if image.suffix == ".def":
+        image = build_image(image, apptainer=_apptainer(cache_dir), cache_dir=cache_dir)
+    return image_root(image, folder)
+
+
+def _backend(kind: str, ledger: Ledger, cache_dir: Path) -> Backend:
+    if kind == "apptainer":
+        return Apptainer(program=_apptainer(cache_dir), config_dir=ledger.scratch / "apptainer")
+    return Bubblewrap(program=find_bubblewrap())
+
+
+def _apptainer(cache_dir: Path) -> str:
+    found = find_apptainer(cache_dir)
+    if found is None:
+        raise UserError("not installed; ask your cluster for it, or see containers/README.md")
+    return found
+
+
+async def _check(sandbox: Sandbox) -> None:
+    """Raises SandboxError unless it can run the smallest of commands."""
+    command = SandboxCommand(sandbox_id="check", argv=("/bin/true",), env={}, cwd="/")
+    result = await sandbox.run(command, timeout_s=CHECK_S)
+    if result.exit_code != 0:
+        raise SandboxError(f"/bin/true ended with exit code {result.exit_code}: {result.stderr_tail}")

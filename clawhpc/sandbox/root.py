@@ -1,0 +1,91 @@
+"""The file system that a container stands on: the host's own programs, or an image. Never writable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawhpc.records import SANDBOX_HOME
+from clawhpc.sandbox.base import Mount
+
+PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""Top-level folders of a Linux with its programs and libraries; on most, all but /usr are links into it."""
+SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
+"""Of the host's /etc, what its programs need in order to start. No account, key, certificate or resolver."""
+MOUNT_POINTS = ("dev", "etc", "home", "opt", "proc", "root", "run", "sys", "tmp", "var/tmp")
+PYTHON = "/usr/bin/python3"
+OWN_PYTHON = "/run/clawhpc/python"
+OLDEST_PYTHON = (3, 9)
+"""That init.py can be read by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """A root file system."""
+
+    base: Path
+    """Its top: a folder, or for Apptainer a .sif file."""
+    mounts: tuple[Mount, ...]
+    """What is laid over it."""
+    python: str
+    """An interpreter inside, for init.py."""
+
+
+def host_root(folder: Path) -> Root:
+    """The host's programs, read-only, below a nearly empty top that is made in `folder`. Needs no image."""
+    for name in MOUNT_POINTS:
+        (folder / name).mkdir(parents=True)
+    mounts = []
+    for name in PROGRAMS:
+        host = Path("/", name)
+        if host.is_symlink():
+            (folder / name).symlink_to(host.readlink())
+        elif host.is_dir():
+            (folder / name).mkdir()
+            mounts.append(Mount(source=host, target=f"/{name}"))
+    for name in SETTINGS:
+        host = Path("/etc", name)
+        if host.exists():
+            _make_mount_point(folder / "etc" / name, host)
+            mounts.append(Mount(source=host.resolve(), target=f"/etc/{name}"))
+    (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
+    (folder / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    write_accounts(folder / "etc")
+    python, own = _python()
+    return Root(base=folder, mounts=(*mounts, *own), python=python)
+
+
+def image_root(image: Path, folder: Path) -> Root:
+    """An image with `/usr/bin/python3`; `folder` takes its list of accounts."""
+    write_accounts(folder)
+    accounts = tuple(Mount(source=folder / name, target=f"/etc/{name}") for name in ("passwd", "group"))
+    return Root(base=image, mounts=accounts, python=PYTHON)
+
+
+def write_accounts(folder: Path) -> None:
+    """A passwd and a group file with root and whoever runs us, both at home in /root: programs ask who they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    users, groups = {0: "root", os.getuid(): "root" if os.getuid() == 0 else "user"}, {0: "root", os.getgid(): "user"}
+    groups[0] = "root"
+    passwd = (f"{name}:x:{uid}:{os.getgid() if uid else 0}::{SANDBOX_HOME}:/bin/bash\n" for uid, name in users.items())
+    (folder / "passwd").write_text("".join(passwd))
+    (folder / "group").write_text("".join(f"{name}:x:{gid}:\n" for gid, name in groups.items()))
+
+
+def _make_mount_point(path: Path, like: Path) -> None:
+    if like.is_dir():
+        path.mkdir()
+    else:
+        path.touch()
+
+
+def _python() -> tuple[str, tuple[Mount, ...]]:
+    """The host's interpreter where it is new enough, else the one that runs us, brought in."""
+    check = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+    if Path(PYTHON).exists() and subprocess.run([PYTHON, "-I", "-S", "-c", check], timeout=20).returncode == 0:
+        return PYTHON, ()
+    own = Mount(source=Path(sys.base_prefix), target=OWN_PYTHON)
+    return f"{OWN_PYTHON}/bin/python3.{sys.version_info.minor}", (own,)
