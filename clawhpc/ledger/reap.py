@@ -1,7 +1,7 @@
 """Ends what a dead owner has left behind: its processes, the mounts in its scratch folder, the folder.
 
-This file is also the watchdog's whole program (`python -I -S reap.py ROOT OWNER`). It imports only the standard library,
-so the watchdog starts in 30 ms, takes 10 MB, and needs nothing of an environment that may be going away around it.
+This file is also the watchdog's whole program (`python -I -S reap.py ROOT OWNER`). It imports the standard library
+only: the watchdog starts in 30 ms, takes 10 MB, and needs nothing of an environment that may be going away around it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Sandbox(Protocol):
 
         Standard input is empty. Inside there is a loopback network and no other, a process table of its own, a
         throwaway /tmp, a root file system that cannot be written, and of the host's files those in `mounts`.
-        `timeout_s` counts from the call, the start of the container included; running out of it is a result (`timed_out`, exit code
-        124), not an error. Raises SandboxError when the container, or the program in it, does not start.
+        `timeout_s` counts from the call, the start of the container included; running out of it is a result
+        (`timed_out`, exit code 124), not an error. Raises SandboxError when the container, or the program in it, does
+        not start.
         """
         ...

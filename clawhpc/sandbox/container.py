@@ -83,7 +83,7 @@ class Container:
         output, errors = Tail(), Tail()
         with boundary(SandboxError, f"{command.sandbox_id}: {self.name}"):
             async with self._started(command) as (process, report):
-                with anyio.move_on_after(timeout_s) as clock:
+                with anyio.CancelScope(deadline=started_at + timeout_s) as clock:
                     async with anyio.create_task_group() as group:
                         group.start_soon(output.fill, process.stdout)
                         group.start_soon(errors.fill, process.stderr)

@@ -1,8 +1,8 @@
 """The first program in every container: it starts the one command, forwards its model calls, and leaves nobody behind.
 
 Run as `python3 -I -S init.py FD` by whatever interpreter there is inside (3.9 or newer), without other modules.
-Standard input brings the command as JSON. The file behind FD takes the report, which the command cannot forge: it is
-written over whatever stands there when every other process of the container is dead.
+Standard input brings the command as JSON. The file behind FD takes the report, over whatever stands there, and not
+before every other process of the container is dead: the command has no last word.
 """
 
 import ctypes
