@@ -66,7 +66,8 @@ def generate_tasks(settings: GenerateSettings, folder: Path) -> GeneratedTasks:
         )
     partial = GeneratedTasks(folder.with_name(f".{folder.name}.partial"))
     shutil.rmtree(partial.root, ignore_errors=True)
-    for split, num_tasks in (("train", settings.num_train), ("heldout", settings.num_heldout)):
+    counts: dict[Split, int] = {"train": settings.num_train, "heldout": settings.num_heldout}
+    for split, num_tasks in counts.items():
         for index, task in enumerate(draw_tasks(settings, split, num_tasks)):
             write_task(task, f"{split}-{index:05d}-{task.family}", partial.split(split))
     partial.settings.write_bytes(written)

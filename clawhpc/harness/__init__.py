@@ -1,0 +1,1 @@
+"""Adapters: how to install, launch and understand each opaque agent harness."""

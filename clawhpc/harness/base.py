@@ -1,0 +1,75 @@
+"""What an adapter says about its harness, and nothing of what the harness does.
+
+A harness is a program that we pin, start headless in a sandbox with one instruction, and point at our proxy. Its
+adapter turns that into a `LaunchPlan`, and reads from a call what the harness made it for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+from clawhpc.errors import UserError
+from clawhpc.records import CallRole, Conversation, LaunchPlan
+
+WireName = Literal["anthropic", "openai_chat"]
+
+INSTALL_MOUNT = "/harness"
+"""Where a sandbox shows the install folder, read-only: at the top, where images have no folder of their own."""
+API_KEY = "sk-clawhpc"
+"""Harnesses insist on a key; the proxy knows a rollout by the path of its URL."""
+
+
+class Harness(Protocol):
+    """One harness, pinned. Implementations have no state but their settings and their place on disk."""
+
+    name: ClassVar[str]
+    """In `GroupKey.harness` and in the configuration."""
+    protocol: ClassVar[WireName]
+    """What it speaks to the model."""
+    version: ClassVar[str]
+    """The one that is installed and that the adapter was written for."""
+
+    @property
+    def install_dir(self) -> Path:
+        """On the host; made by containers/install_harness.sh."""
+        ...
+
+    def check_install(self) -> None:
+        """Raise `UserError`, saying what to run, when the install is not there."""
+        ...
+
+    def launch_plan(
+        self,
+        instruction: str,
+        base_url: str,
+        workspace_mount: str,
+        model: str,
+        context_window: int,
+        max_output_tokens: int,
+    ) -> LaunchPlan:
+        """How to start it once, headless, with the workspace as current directory, to follow `instruction`.
+
+        `base_url` is the proxy session, without a trailing slash. Of the model it is told a name, its window and the
+        length of one reply, both in tokens.
+        """
+        ...
+
+    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
+        """What a call was made for, and the headers that say so. Header names are lower-case."""
+        ...
+
+
+def install_folder(install_root: Path, name: str, version: str) -> Path:
+    """Where `containers/install_harness.sh NAME CACHE_DIR` puts a harness; `install_root` is CACHE_DIR/harness."""
+    return install_root / f"{name}-{version}"
+
+
+def check_binaries(name: str, folder: Path, *binaries: str) -> None:
+    """Raise `UserError` unless all of `binaries` lie in `folder`, the install of harness `name`, and can be run."""
+    for binary in binaries:
+        if not os.access(folder / binary, os.X_OK):
+            remedy = f"containers/install_harness.sh {name} {folder.parent.parent}"
+            raise UserError(f"harness {name}: no program {folder / binary}; run: {remedy}")

@@ -1,0 +1,128 @@
+"""Claude Code 2.1.328, headless: one native program, Anthropic Messages.
+
+Its own retries, reminders and compaction stay as they are. What is switched off is what reaches outside, what makes one
+conversation's requests differ from their own history (cache markers, growing tool lists, a nonce in the system prompt),
+and tasks that outlive their call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder
+from clawhpc.records import CallRole, Conversation, LaunchPlan
+
+PROGRAM = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+AGENT_HEADER = "x-claude-code-agent-id"
+"""Names a subagent; the main loop does not send it."""
+BETA_HEADER = "anthropic-beta"
+COMPACTION_BETA = "fallback-credit-2026-06-01"
+"""The one mark of a compaction call: it has the system prompt, the tools and the history of the main loop."""
+
+CONSTANT_ENV = {
+    "IS_SANDBOX": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DISABLE_TELEMETRY": "1",
+    "CLAUDE_CODE_CERT_STORE": "bundled",
+    "DISABLE_PROMPT_CACHING": "1",
+    "ENABLE_TOOL_SEARCH": "false",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+}
+"""IS_SANDBOX lets it skip permissions as root; bundled certificates spare it the reading of three hundred files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaudeCodeSettings:
+    """What a campaign may choose."""
+
+    bare: bool = True
+    """Three tools and a system prompt of two lines: 1 k tokens of head instead of 20 k."""
+    compact: bool = False
+    """Let it summarise a history that outgrows the window; a window under 8 k tokens leaves it no room for that.
+    Else it is not told the window, for it makes no call at all where it thinks it too small: the proxy tells it."""
+    thinking_tokens: int = 0
+    """Asked for in each call; 0 for a model that does not think."""
+    max_retries: int = 2
+    """Of one failed call, after waits of 0.5 s, 1 s, 2 s."""
+    bash_timeout_s: int = 30
+    """Of one command."""
+
+
+@dataclass(frozen=True)
+class ClaudeCode:
+    """The adapter."""
+
+    settings: ClaudeCodeSettings
+    install_root: Path
+
+    name: ClassVar[str] = "claude_code"
+    protocol: ClassVar[WireName] = "anthropic"
+    version: ClassVar[str] = "2.1.328"
+
+    @property
+    def install_dir(self) -> Path:
+        """See `Harness`."""
+        return install_folder(self.install_root, self.name, self.version)
+
+    def check_install(self) -> None:
+        """See `Harness`."""
+        check_binaries(self.name, self.install_dir, PROGRAM)
+
+    def launch_plan(
+        self,
+        instruction: str,
+        base_url: str,
+        workspace_mount: str,
+        model: str,
+        context_window: int,
+        max_output_tokens: int,
+    ) -> LaunchPlan:
+        """See `Harness`. The workspace is its current directory, so it need not be told."""
+        del workspace_mount
+        flags = ("--bare",) if self.settings.bare else ()
+        return LaunchPlan(
+            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *flags, "--dangerously-skip-permissions", "--", instruction),
+            env=self._model_env(base_url, model, context_window, max_output_tokens)
+            | self._behaviour_env()
+            | CONSTANT_ENV,
+            files={},
+            read_only={str(self.install_dir): INSTALL_MOUNT},
+        )
+
+    def _model_env(self, base_url: str, model: str, context_window: int, max_output_tokens: int) -> dict[str, str]:
+        return {
+            "ANTHROPIC_BASE_URL": base_url,
+            "ANTHROPIC_API_KEY": API_KEY,
+            "ANTHROPIC_MODEL": model,
+            "ANTHROPIC_SMALL_FAST_MODEL": model,
+            "CLAUDE_CODE_SUBAGENT_MODEL": model,
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max_output_tokens),
+            "MAX_THINKING_TOKENS": str(self.settings.thinking_tokens),
+            **(
+                {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context_window)}
+                if self.settings.compact
+                else {"DISABLE_COMPACT": "1"}
+            ),
+        }
+
+    def _behaviour_env(self) -> dict[str, str]:
+        timeout_ms = str(self.settings.bash_timeout_s * 1000)
+        return {
+            "CLAUDE_CODE_MAX_RETRIES": str(self.settings.max_retries),
+            "BASH_DEFAULT_TIMEOUT_MS": timeout_ms,
+            "BASH_MAX_TIMEOUT_MS": timeout_ms,
+        }
+
+    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
+        """See `Harness`."""
+        if AGENT_HEADER in headers:
+            return CallRole.SUBAGENT, {AGENT_HEADER: headers[AGENT_HEADER]}
+        if COMPACTION_BETA in headers.get(BETA_HEADER, ""):
+            return CallRole.COMPACTION, {BETA_HEADER: headers[BETA_HEADER]}
+        return (CallRole.MAIN if conversation.tools else CallRole.SIDE), {}

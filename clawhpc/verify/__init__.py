@@ -1,0 +1,1 @@
+"""Score the workspace that a harness left."""

@@ -1,0 +1,97 @@
+"""containers/install_harness.sh with a fake npm, and the pins that it reads."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clawhpc.harness.registry import SETTINGS, make_harness
+
+CONTAINERS = Path(__file__).parents[3] / "containers"
+PINS = CONTAINERS / "harness"
+CLAUDE = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+BOTH = pytest.mark.parametrize("name", SETTINGS)
+
+
+class Npm:
+    """A program `npm` that lays out a Claude Code which says it is `version`, and counts its calls."""
+
+    def __init__(self, folder: Path, *, version: str = "2.1.328", fails: bool = False) -> None:
+        self.folder, self.log, self.cache = folder, folder / "calls", folder / "cache"
+        (folder / "bin").mkdir()
+        program = f"#!/bin/sh\necho '{version} (Claude Code)'\n"
+        lines = [
+            "#!/bin/sh",
+            f'echo "$PWD $*" >>{self.log}',
+            "exit 1" if fails else "",
+            f"mkdir -p {Path(CLAUDE).parent} .npm",
+            f"cat >{CLAUDE} <<'EOF'\n{program}EOF",
+            f"chmod 700 {CLAUDE}",
+        ]
+        (folder / "bin" / "npm").write_text("\n".join(lines) + "\n")
+        (folder / "bin" / "npm").chmod(0o755)
+
+    def install(self, name: str = "claude_code") -> subprocess.CompletedProcess[str]:
+        env = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        script = CONTAINERS / "install_harness.sh"
+        return subprocess.run([script, name, self.cache], env=env, capture_output=True, text=True, timeout=20)
+
+    @property
+    def installed(self) -> list[str]:
+        return sorted(path.name for path in (self.cache / "harness").glob("*"))
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+
+def test_an_install_is_made_once_whole_and_for_everybody_to_read(tmp_path: Path) -> None:
+    npm = Npm(tmp_path)
+    for _ in range(2):
+        assert npm.install().returncode == 0
+    assert npm.num_calls == 1
+    assert [path.name for path in (npm.cache / "harness").iterdir()] == ["claude_code-2.1.328"]
+    install = npm.cache / "harness" / "claude_code-2.1.328"
+    assert (install / CLAUDE).stat().st_mode & 0o777 == 0o755
+    assert install.stat().st_mode & 0o777 == 0o755
+    assert not (install / ".npm").exists()
+    make_harness("claude_code", SETTINGS["claude_code"](), npm.cache / "harness").check_install()
+
+
+def test_another_version_than_the_pinned_one_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    npm = Npm(tmp_path, version="2.1.329")
+    done = npm.install()
+    assert done.returncode == 2
+    assert "claude_code says it is '2.1.329 (Claude Code)', not 2.1.328" in done.stderr
+    assert list((npm.cache / "harness").iterdir()) == []
+
+
+def test_a_fetch_that_fails_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> None:
+    npm = Npm(tmp_path, fails=True)
+    done = npm.install()
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "install_harness.sh: npm could not fetch claude_code 2.1.328"
+    assert list((npm.cache / "harness").iterdir()) == []
+
+
+def test_an_unknown_harness_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    npm = Npm(tmp_path)
+    done = npm.install("hal")
+    assert done.returncode == 2
+    assert "no harness 'hal'; there are: claude_code pi" in done.stderr
+    assert npm.num_calls == 0
+
+
+@BOTH
+def test_the_pins_are_those_of_the_adapter_exact_and_without_the_name_of_a_host(name: str) -> None:
+    harness = make_harness(name, SETTINGS[name](), Path("/cache"))
+    package = json.loads((PINS / name / "package.json").read_text())
+    assert package["version"] == harness.version
+    assert harness.version in package["dependencies"].values()
+    assert all(version[0].isdigit() for version in package["dependencies"].values())
+    lock = json.loads((PINS / name / "package-lock.json").read_text())
+    packages = {path: entry for path, entry in lock["packages"].items() if path}
+    assert lock["packages"][""]["dependencies"] == package["dependencies"]
+    assert all("resolved" not in entry and entry["integrity"].startswith("sha512-") for entry in packages.values())
