@@ -53,7 +53,7 @@ ERRORS: dict[ErrorKind, tuple[int, str]] = {
 class Anthropic:
     """The Messages API."""
 
-    name = "anthropic_messages"
+    name = "anthropic"
 
     def parse_request(self, body: object) -> WireRequest:
         """Read a body of `/v1/messages` or `/v1/messages/count_tokens`."""

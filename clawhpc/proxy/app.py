@@ -1,0 +1,169 @@
+"""The HTTP side of one session: routes, bounds, errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from clawhpc.proxy.respond import Responder
+from clawhpc.proxy.server import serve
+from clawhpc.proxy.session import Classify, Session
+from clawhpc.proxy.stream import Answer, error_response, json_response
+from clawhpc.records import Limits
+from clawhpc.wire.anthropic import Anthropic
+from clawhpc.wire.base import ErrorKind, Json, ReplyHead, WireError, WireProtocol, invalid, read_object
+from clawhpc.wire.openai_chat import OpenAIChat
+
+NOT_PART_OF_A_REQUEST = frozenset({"stream", "stream_options"})
+"""Fields in which a harness's fallback differs from the request that it repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxySettings:
+    """How the proxy serves."""
+
+    keep_alive_s: float = 8.0
+    """Between the events of a silent stream. The strictest harness seen gives up after 90 s; 10 s is usual."""
+    max_body_bytes: int = 64 * 2**20
+    """Of a request; one that is larger gets 413. A history of a million tokens has about 4 MiB."""
+    shutdown_s: float = 2.0
+    """How long answers may still be written after the session has ended."""
+    model: str = "policy"
+    """The name in the list of models. Requests may name any."""
+
+
+@asynccontextmanager
+async def open_session(
+    *,
+    responder: Responder,
+    classify: Classify,
+    limits: Limits,
+    seed: int,
+    socket: Path,
+    settings: ProxySettings | None = None,
+    now: Callable[[], float] = time.time,
+) -> AsyncIterator[Session]:
+    """A session that answers on `socket` until the block ends; `Session.settle` ends it in an orderly way before.
+
+    Raises `ProxyError` when the socket cannot be made.
+    """
+    settings = settings or ProxySettings()
+    async with _own_tasks() as tasks:
+        session = Session(responder=responder, classify=classify, limits=limits, seed=seed, tasks=tasks, now=now)
+        async with serve(build_app(session, settings), socket, shutdown_s=settings.shutdown_s):
+            try:
+                yield session
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await session.settle(0.0)
+
+
+@asynccontextmanager
+async def _own_tasks() -> AsyncIterator[TaskGroup]:
+    """A task group out of which the exception of the block comes as it is: anyio would wrap it in a group."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from group.exceptions[0].__cause__
+
+
+def build_app(session: Session, settings: ProxySettings) -> ASGIApp:
+    """Everything below the session's path, and 404 for all else."""
+    anthropic, chat = Anthropic(), OpenAIChat()
+    answering = partial(_answer, session, settings)
+    routes = [
+        Route("/v1/messages", partial(answering, anthropic), methods=["POST"]),
+        Route("/v1/messages/count_tokens", partial(_count_tokens, session, settings, anthropic), methods=["POST"]),
+        Route("/v1/chat/completions", partial(answering, chat), methods=["POST"]),
+        Route("/v1/models", partial(_list_models, chat.models_body(settings.model)), methods=["GET"]),
+        Route("/", _probe, methods=["GET", "HEAD"]),
+    ]
+    base = Route(session.base_path, _probe, methods=["GET", "HEAD"])
+    return Starlette(routes=[base, Mount(session.base_path, routes=routes)])
+
+
+async def _answer(session: Session, settings: ProxySettings, protocol: WireProtocol, request: Request) -> ASGIApp:
+    try:
+        body = await _read_json(request, settings.max_body_bytes)
+        wire = protocol.parse_request(body)
+        call = session.open_call(
+            protocol=protocol.name,
+            conversation=wire.conversation,
+            headers=request.headers,
+            fingerprint=_fingerprint(body),
+        )
+    except WireError as error:
+        return error_response(protocol, error)
+    assert call.prompt is not None, "an open call was prepared"
+    head = ReplyHead(
+        id=f"{call.call_id:08d}",
+        model=wire.conversation.model,
+        created=int(call.received_at),
+        input_tokens=call.prompt.num_tokens,
+        usage_in_stream=wire.usage_in_stream,
+    )
+    return Answer(
+        call=call,
+        protocol=protocol,
+        head=head,
+        stream=wire.conversation.stream,
+        keep_alive_s=settings.keep_alive_s,
+        on_delivered=session.mark_delivered,
+    )
+
+
+async def _count_tokens(session: Session, settings: ProxySettings, protocol: Anthropic, request: Request) -> Response:
+    try:
+        wire = protocol.parse_request(await _read_json(request, settings.max_body_bytes))
+        return json_response({"input_tokens": session.count_tokens(wire.conversation)})
+    except WireError as error:
+        return error_response(protocol, error)
+
+
+async def _list_models(body: Json, request: Request) -> Response:
+    return json_response(body)
+
+
+async def _probe(request: Request) -> Response:
+    """Harnesses look whether somebody is there."""
+    return Response()
+
+
+async def _read_json(request: Request, max_bytes: int) -> Json:
+    chunks: list[bytes] = []
+    num_bytes = 0
+    try:
+        async for chunk in request.stream():
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {max_bytes} bytes")
+            chunks.append(chunk)
+        body = msgspec.json.decode(b"".join(chunks))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(f"request body is not valid JSON: {error}") from error
+    except ClientDisconnect as error:
+        raise invalid("the connection was closed before the whole body had arrived") from error
+    return dict(read_object(body, "body"))
+
+
+def _fingerprint(body: Json) -> bytes:
+    """Equal for a request, its retry and its fallback."""
+    request = {key: value for key, value in body.items() if key not in NOT_PART_OF_A_REQUEST}
+    return blake2b(msgspec.json.encode(request), digest_size=16).digest()

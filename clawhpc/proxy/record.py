@@ -1,0 +1,141 @@
+"""A call while it is answered, and what a session remembers of those that have ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import anyio
+
+from clawhpc.engine.render import RecordedReply
+from clawhpc.proxy.history import ReplyIndex
+from clawhpc.proxy.respond import Prompt, Response
+from clawhpc.proxy.tokens import TokenStore
+from clawhpc.records import CallRecord, CallRole, CallTokens, Conversation, Tool, Usage
+from clawhpc.wire.base import WireError
+from clawhpc.wire.canonical import History, digest_history, digest_reply
+
+
+@dataclass(kw_only=True, eq=False)
+class OpenCall:
+    """A call that is being answered, or whose answer has not been delivered yet."""
+
+    call_id: int
+    key: tuple[object, ...]
+    """Equal for requests that are the same: they share one call until its answer is delivered."""
+    protocol: str
+    conversation: Conversation
+    role: CallRole
+    headers: dict[str, str]
+    """Those from which the role was read."""
+    history: History
+    matched: dict[int, int]
+    """Index of each message that repeats a recorded reply -> the call that drew it, both ascending."""
+    received_at: float
+    """Seconds since the epoch."""
+    started: float
+    """By the event loop's clock, like `ended` below."""
+    prompt: Prompt | None = None
+    """None when it does not fit the window."""
+    response: Response | None = None
+    error: WireError | None = None
+    """What the harness hears when there is no response."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Around the draw."""
+    done: anyio.Event = field(default_factory=anyio.Event)
+    """Set when there is a response or an error."""
+
+    @property
+    def continues_id(self) -> int | None:
+        """The last earlier call whose reply stands in the history."""
+        return max(self.matched.values(), default=None)
+
+
+class CallMemory:
+    """The ended calls of one session: their records, and what is needed to recognise them in later histories."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, CallRecord] = {}
+        self._tools: dict[int, tuple[Tool, ...]] = {}
+        self._replies = ReplyIndex()
+        self._tokens = TokenStore()
+
+    @property
+    def records(self) -> tuple[CallRecord, ...]:
+        """In order of arrival."""
+        return tuple(self._records[call_id] for call_id in sorted(self._records))
+
+    def match(self, conversation: Conversation) -> tuple[History, dict[int, int]]:
+        """The identity of a conversation's messages, and `OpenCall.matched`."""
+        history = digest_history(conversation.messages)
+        return history, self._replies.match(conversation.messages, history)
+
+    def recorded_replies(self, matched: Mapping[int, int]) -> dict[int, RecordedReply]:
+        """The ids of matched replies by message index; those of text-only calls have none."""
+        found = ((index, call_id, self._tokens.completion_ids(call_id)) for index, call_id in matched.items())
+        return {
+            index: RecordedReply(call_id=call_id, completion_ids=completion_ids)
+            for index, call_id, completion_ids in found
+            if completion_ids is not None
+        }
+
+    def keep(self, call: OpenCall, response: Response, ended: float) -> None:
+        """Record a call that was answered."""
+        parent_id, tokens = None, None
+        if response.generation is not None:
+            rendered = call.prompt.rendered if call.prompt else None
+            parent_id, tokens = self._tokens.add(
+                call.call_id,
+                response.generation,
+                continues_id=call.continues_id,
+                grafts=rendered.grafts if rendered else (),
+                reencoded_replies=rendered.reencoded_replies if rendered else 0,
+            )
+        self._replies.add(call.call_id, call.history, digest_reply(response.reply), call.continues_id)
+        self._record(call, response, parent_id=parent_id, tokens=tokens, failure="", ended=ended)
+
+    def give_up(self, call: OpenCall, failure: str, ended: float) -> None:
+        """Record a call that has no answer. It can be nobody's parent and is in no history."""
+        self._record(call, None, parent_id=None, tokens=None, failure=failure, ended=ended)
+
+    def mark_delivered(self, call_id: int) -> None:
+        """The harness has the whole answer."""
+        self._records[call_id] = dataclasses.replace(self._records[call_id], delivered=True)
+
+    def _record(
+        self,
+        call: OpenCall,
+        response: Response | None,
+        *,
+        parent_id: int | None,
+        tokens: CallTokens | None,
+        failure: str,
+        ended: float,
+    ) -> None:
+        conversation, continues_id = call.conversation, call.continues_id
+        known_tools = None if continues_id is None else self._tools[continues_id]
+        tools_same = known_tools == conversation.tools
+        # Equal tools are kept once: a harness sends its tens of kilobytes of schemas with every request.
+        self._tools[call.call_id] = known_tools if known_tools is not None and tools_same else conversation.tools
+        self._records[call.call_id] = CallRecord(
+            call_id=call.call_id,
+            parent_id=parent_id,
+            conversation_id=call.call_id if continues_id is None else self._records[continues_id].conversation_id,
+            continues_id=continues_id,
+            role=call.role,
+            protocol=call.protocol,
+            headers=call.headers,
+            new_messages=conversation.messages[max(call.matched, default=-1) + 1 :],
+            tools=() if tools_same else conversation.tools,
+            tools_same=tools_same,
+            requested=conversation.sampling,
+            reply=response.reply if response else None,
+            tokens=tokens,
+            usage=response.usage if response else Usage(input_tokens=0, output_tokens=0),
+            received_at=call.received_at,
+            duration_s=ended - call.started,
+            engine_s=response.engine_s if response else 0.0,
+            delivered=False,
+            failure=failure,
+        )

@@ -1,0 +1,166 @@
+"""What answers a call: the policy behind the engine, or a script.
+
+Answering has two stages. `prepare` turns the conversation into a prompt without waiting for anything, so that the true
+number of input tokens, and a prompt that does not fit, are known before the first byte is sent. `respond` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+import anyio
+
+from clawhpc.engine.client import Engine, PromptTooLong, SamplingParams
+from clawhpc.engine.parse import parse_reply
+from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
+from clawhpc.errors import EngineError
+from clawhpc.records import Conversation, Generation, Reply, Usage
+from clawhpc.wire.base import ContextOverflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A conversation, ready to be answered."""
+
+    conversation: Conversation
+    rendered: RenderedPrompt | None
+    """None when no tokens are involved."""
+
+    @property
+    def num_tokens(self) -> int:
+        """What the engine will receive; 0 when no tokens are involved."""
+        return len(self.rendered.prompt_ids) if self.rendered else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """What a session asks of one answer."""
+
+    call_id: int
+    request_id: str
+    """Unique in the engine."""
+    seed: int
+    max_tokens: int
+    """What is left of the rollout's budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """The answer to one prompt."""
+
+    reply: Reply
+    generation: Generation | None
+    """None for a text-only answer."""
+    engine_s: float = 0.0
+    """The wait for the engine."""
+
+    @property
+    def usage(self) -> Usage:
+        """What the engine received and drew; zeros for a text-only answer."""
+        if self.generation is None:
+            return Usage(input_tokens=0, output_tokens=0)
+        return Usage(
+            input_tokens=len(self.generation.prompt_ids),
+            output_tokens=len(self.generation.completion_ids),
+            cached_tokens=self.generation.cached_tokens,
+        )
+
+
+class Responder(Protocol):
+    """Answers the calls of any number of sessions."""
+
+    def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
+        """The prompt; `recorded` gives the ids of the replies that stand in it, by index into the messages.
+
+        Raises `ContextOverflow`.
+        """
+        ...
+
+    async def respond(self, prompt: Prompt, draw: Draw) -> Response:
+        """The answer. Cancelling the scope aborts it in the engine.
+
+        Raises `EngineError`, and `ContextOverflow` where only the engine knows its window.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySampling:
+    """How the policy is sampled: the campaign's choice, whatever a harness asks for."""
+
+    context_window: int
+    """Tokens that prompt and completion may have together."""
+    max_tokens: int = 4096
+    """Tokens of one completion."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyResponder:
+    """Token ids in, token ids out: the only source of training data (law 1)."""
+
+    engine: Engine
+    renderer: ChatRenderer
+    sampling: PolicySampling
+
+    def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
+        """Render. A prompt that leaves no room for one token does not fit."""
+        rendered = self.renderer.render(conversation, recorded)
+        if len(rendered.prompt_ids) >= self.sampling.context_window:
+            raise ContextOverflow(len(rendered.prompt_ids), self.sampling.context_window)
+        return Prompt(conversation=conversation, rendered=rendered)
+
+    async def respond(self, prompt: Prompt, draw: Draw) -> Response:
+        """Draw, and decode what was drawn."""
+        assert prompt.rendered is not None, "a policy answers rendered prompts"
+        params = self._params(prompt, draw)
+        start = anyio.current_time()
+        try:
+            generation = await self.engine.generate(prompt.rendered.prompt_ids, params, request_id=draw.request_id)
+        except PromptTooLong as error:
+            raise ContextOverflow(error.num_tokens, error.maximum) from error
+        engine_s = anyio.current_time() - start
+        if generation.finish_reason == "cancelled":
+            raise EngineError(f"the engine gave up request {draw.request_id}")
+        reply = parse_reply(
+            self.renderer,
+            generation.completion_ids,
+            generation.prompt_ids,
+            generation.finish_reason,
+            new_id=partial(next, (f"call_{draw.call_id}_{at}" for at in count())),
+        )
+        return Response(reply=reply, generation=generation, engine_s=engine_s)
+
+    def _params(self, prompt: Prompt, draw: Draw) -> SamplingParams:
+        """What the harness asked for counts only where it asks for fewer tokens."""
+        bounds = [draw.max_tokens, self.sampling.max_tokens, self.sampling.context_window - prompt.num_tokens]
+        requested = prompt.conversation.sampling.max_tokens
+        if requested is not None:
+            bounds.append(requested)
+        return SamplingParams(
+            max_tokens=max(1, min(bounds)),
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=draw.seed,
+            stop_token_ids=self.renderer.stop_token_ids,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedResponder:
+    """Answers from a function, in text only: the oracle of a cold start. RL refuses its records."""
+
+    script: Callable[[Conversation], Reply]
+
+    def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
+        """The conversation as it is."""
+        return Prompt(conversation=conversation, rendered=None)
+
+    async def respond(self, prompt: Prompt, draw: Draw) -> Response:
+        """What the script says."""
+        return Response(reply=self.script(prompt.conversation), generation=None)

@@ -1,0 +1,72 @@
+"""Serve an app on a unix socket for as long as a block runs.
+
+uvicorn's HTTP protocol without uvicorn's process: no signal handlers, no ticking loop, so that one event loop carries a
+server per rollout and each starts and stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from clawhpc.errors import ProxyError, boundary
+
+KEEP_ALIVE_S = 3600
+"""A connection may idle while a tool runs: closing it would race with the harness's next request."""
+
+
+@asynccontextmanager
+async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterator[None]:
+    """`app` answers on `socket`, which only this user may open, until the block ends.
+
+    Requests that are then still being answered have `shutdown_s` to end. Raises `ProxyError` when the socket cannot be
+    made; its path must be shorter than 108 bytes.
+    """
+    config = uvicorn.Config(
+        app,
+        interface="asgi3",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    config.load()
+    state = ServerState()
+    protocol_class: Any = config.http_protocol_class
+    with boundary(ProxyError, f"cannot listen on {socket}"):
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: protocol_class(config=config, server_state=state, app_state={}), path=str(socket)
+        )
+        socket.chmod(0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        with anyio.CancelScope(shield=True):
+            await _hang_up(state, shutdown_s)
+        socket.unlink(missing_ok=True)
+
+
+async def _hang_up(state: ServerState, shutdown_s: float) -> None:
+    """Idle connections close at once, busy ones after their answer; after `shutdown_s` nothing is left."""
+    for connection in tuple(state.connections):
+        connection.shutdown()
+    if state.tasks:
+        await asyncio.wait(state.tasks, timeout=shutdown_s)
+    for connection in tuple(state.connections):
+        connection.transport.abort()
+    for task in state.tasks:
+        task.cancel()
+    if state.tasks:
+        await asyncio.wait(state.tasks, timeout=shutdown_s)

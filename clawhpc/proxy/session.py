@@ -1,0 +1,232 @@
+"""One rollout's model calls: each is admitted, matched with what was drawn before, answered, and recorded.
+
+A call lives on its own, not on the connection that asked for it. The same request that comes again while the call is
+open joins it; after an answer that never reached the harness, it gets that answer: no reply is paid for twice because a
+connection broke. The same request after a delivered answer is a new call.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import anyio
+from anyio.abc import TaskGroup
+
+from clawhpc.errors import BoundaryError, ProxyError, boundary
+from clawhpc.proxy.record import CallMemory, OpenCall
+from clawhpc.proxy.respond import Draw, Responder
+from clawhpc.records import CallRecord, CallRole, Conversation, Limits
+from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
+
+Classify = Callable[[Mapping[str, str], Conversation], tuple[CallRole, dict[str, str]]]
+"""A harness adapter's reading of a call: (headers in lower case, conversation) -> role, and the headers it read."""
+
+MAX_OVERFLOWS = 3
+"""A harness compacts when a prompt does not fit; one that sends a third such prompt is not helped by it."""
+CANCEL_S = 5.0
+"""How long the engine has to let go of cancelled calls."""
+
+
+class Session:
+    """The calls of one rollout. All methods belong to one event loop; nothing here knows of HTTP."""
+
+    limit: str | None = None
+    """The limit that the rollout has reached: `calls`, `sampled_tokens` or `context`."""
+    failure: BoundaryError | None = None
+    """The first failure of a part behind the proxy: the true cause of what the harness then does."""
+
+    def __init__(
+        self,
+        *,
+        responder: Responder,
+        classify: Classify,
+        limits: Limits,
+        seed: int,
+        tasks: TaskGroup,
+        now: Callable[[], float],
+    ) -> None:
+        self.base_path = f"/s/{secrets.token_urlsafe(32)}"
+        """Unguessable; the harness's base URL ends with it."""
+        self._responder, self._classify = responder, classify
+        self._limits, self._seed = limits, seed
+        self._tasks, self._now = tasks, now
+        self._request_prefix = secrets.token_hex(4)
+        self._memory = CallMemory()
+        self._undelivered: dict[tuple[object, ...], OpenCall] = {}
+        self._in_flight: dict[int, OpenCall] = {}
+        self._num_calls = self._num_sampled = self._num_overflows = 0
+        self._ended = False
+        self._stopped = anyio.Event()
+
+    def calls(self) -> tuple[CallRecord, ...]:
+        """Every call that has ended, in order of arrival."""
+        return self._memory.records
+
+    async def wait_stopped(self) -> None:
+        """Return when a limit is reached or a part has failed: the harness need not run on."""
+        await self._stopped.wait()
+
+    def open_call(
+        self, *, protocol: str, conversation: Conversation, headers: Mapping[str, str], fingerprint: bytes
+    ) -> OpenCall:
+        """The call that answers this request: a new one, or the one that the same request opened before.
+
+        `fingerprint` is equal for equal requests. Raises `WireError`.
+        """
+        self._refuse_after_end()
+        with self._failures_stop("reading the role of a call"):
+            role, kept = self._classify(headers, conversation)
+        key = (protocol, fingerprint, *sorted(kept.items()))
+        if key in self._undelivered:
+            return self._undelivered[key]
+        self._refuse_beyond_limits()
+        call = self._new_call(key, protocol, conversation, role, kept)
+        self._prepare(call)
+        self._undelivered[key] = self._in_flight[call.call_id] = call
+        self._tasks.start_soon(self._draw, call)
+        return call
+
+    def count_tokens(self, conversation: Conversation) -> int:
+        """How many tokens the engine would receive. Nothing is recorded. Raises `WireError`."""
+        self._refuse_after_end()
+        try:
+            with self._failures_stop("counting tokens"):
+                _, matched = self._memory.match(conversation)
+                return self._responder.prepare(conversation, self._memory.recorded_replies(matched)).num_tokens
+        except ContextOverflow as overflow:
+            return overflow.num_tokens
+
+    def mark_delivered(self, call: OpenCall) -> None:
+        """The harness has the whole answer: the same request will be a new call from now on."""
+        if self._undelivered.get(call.key) is call:
+            del self._undelivered[call.key]
+            self._memory.mark_delivered(call.call_id)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Open no more calls; wait for the open ones; those open after `timeout_s` are cancelled and recorded so."""
+        self._ended = True
+        with anyio.move_on_after(timeout_s):
+            await self._all_done()
+        for call in self._in_flight.values():
+            call.scope.cancel()
+        with anyio.move_on_after(CANCEL_S, shield=True):
+            await self._all_done()
+
+    async def _all_done(self) -> None:
+        for call in tuple(self._in_flight.values()):
+            await call.done.wait()
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # From a request to a prompt
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _refuse_after_end(self) -> None:
+        if self._ended:
+            raise WireError(ErrorKind.NOT_FOUND, "this session has ended")
+
+    def _refuse_beyond_limits(self) -> None:
+        if self.failure is not None:
+            raise _overloaded()
+        if self._num_calls >= self._limits.max_calls:
+            self._stop(limit="calls")
+        elif self._num_sampled >= self._limits.max_sampled_tokens:
+            self._stop(limit="sampled_tokens")
+        if self.limit is not None:
+            raise WireError(ErrorKind.LIMIT, f"this session has reached its limit: {self.limit}")
+
+    def _new_call(
+        self,
+        key: tuple[object, ...],
+        protocol: str,
+        conversation: Conversation,
+        role: CallRole,
+        headers: dict[str, str],
+    ) -> OpenCall:
+        history, matched = self._memory.match(conversation)
+        self._num_calls += 1
+        return OpenCall(
+            call_id=self._num_calls - 1,
+            key=key,
+            protocol=protocol,
+            conversation=conversation,
+            role=role,
+            headers=headers,
+            history=history,
+            matched=matched,
+            received_at=self._now(),
+            started=anyio.current_time(),
+        )
+
+    def _prepare(self, call: OpenCall) -> None:
+        try:
+            with self._failures_stop(f"rendering call {call.call_id}"):
+                recorded = self._memory.recorded_replies(call.matched)
+                call.prompt = self._responder.prepare(call.conversation, recorded)
+        except WireError as error:
+            self._give_up(call, error)
+            raise
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # From a prompt to a record
+    # -----------------------------------------------------------------------------------------------------------------
+
+    async def _draw(self, call: OpenCall) -> None:
+        try:
+            with call.scope, self._failures_stop(f"answering call {call.call_id}"):
+                await self._answer(call)
+        except WireError as error:
+            self._give_up(call, error)
+        finally:
+            if call.response is None and call.error is None:
+                self._give_up(call, WireError(ErrorKind.OVERLOADED, "cancelled"))
+            del self._in_flight[call.call_id]
+            call.done.set()
+
+    async def _answer(self, call: OpenCall) -> None:
+        assert call.prompt is not None, "a call is drawn after it was prepared"
+        draw = Draw(
+            call_id=call.call_id,
+            request_id=f"{self._request_prefix}-{call.call_id}",
+            seed=derive_seed(self._seed, call.call_id),
+            max_tokens=self._limits.max_sampled_tokens - self._num_sampled,
+        )
+        response = await self._responder.respond(call.prompt, draw)
+        self._memory.keep(call, response, ended=anyio.current_time())
+        self._num_sampled += response.usage.output_tokens
+        call.response = response
+
+    def _give_up(self, call: OpenCall, error: WireError) -> None:
+        call.error = error
+        self._undelivered.pop(call.key, None)
+        self._memory.give_up(call, failure=str(error.__cause__ or error), ended=anyio.current_time())
+        if isinstance(error, ContextOverflow):
+            self._num_overflows += 1
+            if self._num_overflows >= MAX_OVERFLOWS:
+                self._stop(limit="context")
+
+    @contextmanager
+    def _failures_stop(self, what: str) -> Iterator[None]:
+        """A part that fails in here stops the rollout; the harness hears that its provider is overloaded."""
+        try:
+            with boundary(ProxyError, what):
+                yield
+        except BoundaryError as error:
+            self._stop(failure=error)
+            raise _overloaded() from error
+
+    def _stop(self, *, limit: str | None = None, failure: BoundaryError | None = None) -> None:
+        self.limit = self.limit or limit
+        self.failure = self.failure or failure
+        self._stopped.set()
+
+
+def derive_seed(seed: int, call_id: int) -> int:
+    """The sampling seed of one call: reproducible, and different for each call of a rollout."""
+    return int.from_bytes(blake2b(f"{seed}/{call_id}".encode(), digest_size=4).digest())
+
+
+def _overloaded() -> WireError:
+    return WireError(ErrorKind.OVERLOADED, "the model is overloaded, try again later")

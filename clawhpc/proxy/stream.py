@@ -1,0 +1,102 @@
+"""One answer on its way to the harness.
+
+Streaming is a matter of form only: headers and the opening event at once, a keep-alive of the protocol's own as long as
+the engine draws, then the whole turn, parsed once. An answer counts as delivered when all of it was written to a
+connection that was still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from clawhpc.proxy.record import OpenCall
+from clawhpc.wire.base import ReplyHead, WireError, WireProtocol
+
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    """`body` as JSON."""
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
+
+
+def error_response(protocol: WireProtocol, error: WireError) -> Response:
+    """`error` in the words of the protocol."""
+    status, body = protocol.error_body(error)
+    return json_response(body, status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An ASGI response: the answer of `call` to one request, of perhaps several that share the call."""
+
+    call: OpenCall
+    protocol: WireProtocol
+    head: ReplyHead
+    stream: bool
+    """This request asked for events. A harness that falls back to a plain request shares the call all the same."""
+    keep_alive_s: float
+    on_delivered: Callable[[OpenCall], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the call and write its answer; the call goes on without us when the harness hangs up."""
+        request = Request(scope, receive)
+        if not self.stream:
+            await self.call.done.wait()
+            status, body = self._whole_body()
+            content_length = (b"content-length", str(len(body)).encode())
+            await send(_start(status, [(b"content-type", b"application/json"), content_length]))
+            await self._deliver(request, send, body)
+            return
+        await send(_start(200, STREAM_HEADERS))
+        await send(_body(self.protocol.opening_event(self.head)))
+        while not await self._done_within(self.keep_alive_s):
+            if await request.is_disconnected():
+                return
+            await send(_body(self.protocol.keep_alive_event(self.head)))
+        await self._deliver(request, send, self._turn())
+
+    async def _done_within(self, seconds: float) -> bool:
+        with anyio.move_on_after(seconds):
+            await self.call.done.wait()
+        return self.call.done.is_set()
+
+    async def _deliver(self, request: Request, send: Send, data: bytes) -> None:
+        """The last byte comes after the mark, so that no harness acts on an answer that does not count as delivered."""
+        await send(_body(data[:-1]))
+        # A write to a connection that is gone is noticed on the event loop's next round.
+        await anyio.lowlevel.checkpoint()
+        if self.call.response is not None and not await request.is_disconnected():
+            self.on_delivered(self.call)
+        await send(_body(data[-1:], more=False))
+
+    def _turn(self) -> bytes:
+        if self.call.response is None:
+            assert self.call.error is not None, "a call that is done has a response or an error"
+            return self.protocol.error_event(self.call.error)
+        reply, usage = self.call.response.reply, self.call.response.usage
+        return b"".join(self.protocol.turn_events(self.head, reply, usage))
+
+    def _whole_body(self) -> tuple[int, bytes]:
+        if self.call.response is None:
+            assert self.call.error is not None, "a call that is done has a response or an error"
+            status, error = self.protocol.error_body(self.call.error)
+            return status, msgspec.json.encode(error)
+        body = self.protocol.reply_body(self.head, self.call.response.reply, self.call.response.usage)
+        return 200, msgspec.json.encode(body)
+
+
+def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

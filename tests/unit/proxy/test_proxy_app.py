@@ -1,0 +1,253 @@
+"""The proxy over a real unix socket, with a plain HTTP client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from clawhpc.errors import EngineError, ProxyError
+from clawhpc.proxy.app import ProxySettings, open_session
+from clawhpc.proxy.respond import PolicySampling
+from clawhpc.proxy.session import Session
+from clawhpc.records import Limits
+from tests.fakes.caller import ROOMY, classify, policy, user
+from tests.fakes.engine import FakeEngine, replies
+
+pytestmark = pytest.mark.anyio
+
+QUICK = ProxySettings(keep_alive_s=0.05, shutdown_s=0.5, max_body_bytes=10_000)
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine, folder: Path, *, sampling: PolicySampling = ROOMY, settings: ProxySettings = QUICK
+) -> AsyncIterator[tuple[Session, httpx2.AsyncClient]]:
+    """A session and a client whose base URL is the session's."""
+    socket = folder / "p.sock"
+    async with (
+        open_session(
+            responder=policy(engine, sampling),
+            classify=classify,
+            limits=Limits(),
+            seed=0,
+            socket=socket,
+            settings=settings,
+        ) as session,
+        client_of(session, socket) as client,
+    ):
+        yield session, client
+
+
+def client_of(session: Session, socket: Path) -> httpx2.AsyncClient:
+    transport = httpx2.AsyncHTTPTransport(uds=str(socket))
+    return httpx2.AsyncClient(transport=transport, base_url=f"http://proxy{session.base_path}", timeout=5)
+
+
+def anthropic_body(words: str = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "policy", "max_tokens": 100, "messages": [user(words)], **fields}
+
+
+def event_names(stream: str) -> list[str]:
+    return re.findall(r"^event: (.*)$", stream, flags=re.MULTILINE)
+
+
+async def test_a_stream_opens_at_once_keeps_alive_and_then_has_the_whole_turn(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    async with serving(engine, tmp_path) as (session, client):
+        async with client.stream("POST", "/v1/messages?beta=true", json=anthropic_body(stream=True)) as response:
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            seen = ""
+            async for piece in response.aiter_text():
+                seen += piece
+                if event_names(seen).count("ping") == 2 and engine.gate is not None:
+                    engine.gate.set()
+        assert [name for name in event_names(seen) if name != "ping"] == [
+            "message_start",
+            "content_block_start",
+            "content_block_delta",
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]
+        assert f'"input_tokens":{len(engine.requests[0].prompt_ids)}' in seen
+        assert session.calls()[0].delivered
+
+
+async def test_a_stream_that_is_cut_gets_its_answer_on_the_next_try_even_as_a_plain_body(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    async with serving(engine, tmp_path) as (session, client):
+        async with client.stream("POST", "/v1/messages", json=anthropic_body(stream=True)) as response:
+            await anext(response.aiter_raw())
+        assert engine.gate is not None
+        engine.gate.set()
+        await anyio.wait_all_tasks_blocked()
+        assert [call.delivered for call in session.calls()] == [False]
+        assert engine.cancelled == []
+        retry = await client.post("/v1/messages", json=anthropic_body())
+        assert retry.json()["content"] == [{"type": "text", "text": "hello"}]
+        assert [call.delivered for call in session.calls()] == [True]
+        assert len(engine.requests) == 1
+
+
+async def test_a_plain_request_whose_client_hangs_up_is_not_delivered(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    async with serving(engine, tmp_path) as (session, client):
+        with anyio.move_on_after(0.1):
+            await client.post("/v1/messages", json=anthropic_body())
+        assert engine.gate is not None
+        engine.gate.set()
+        await anyio.wait_all_tasks_blocked()
+        assert [call.delivered for call in session.calls()] == [False]
+
+
+async def test_a_retry_beside_the_first_request_shares_its_draw(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    async with serving(engine, tmp_path) as (session, client):
+        bodies: list[Any] = []
+
+        async def post() -> None:
+            bodies.append((await client.post("/v1/messages", json=anthropic_body())).json())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post)
+            tasks.start_soon(post)
+            await engine.asked.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert engine.gate is not None
+            engine.gate.set()
+        assert bodies[0] == bodies[1]
+        assert len(session.calls()) == 1
+
+
+async def test_an_engine_failure_is_an_overload_in_the_protocols_words(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda prompt: EngineError("gone"))
+    async with serving(engine, tmp_path) as (session, client):
+        streamed = await client.post("/v1/messages", json=anthropic_body(stream=True))
+        assert event_names(streamed.text)[-1] == "error"
+        assert "overloaded_error" in streamed.text
+        plain = await client.post("/v1/messages", json=anthropic_body())
+        assert (plain.status_code, plain.json()["error"]["type"]) == (529, "overloaded_error")
+        chat = await client.post("/v1/chat/completions", json=anthropic_body())
+        assert (chat.status_code, chat.json()["error"]["code"]) == (503, "overloaded")
+        assert isinstance(session.failure, EngineError)
+
+
+async def test_an_overflow_is_an_http_error_also_for_a_stream(tmp_path: Path) -> None:
+    small = PolicySampling(context_window=20)
+    async with serving(FakeEngine(replies()), tmp_path, sampling=small) as (_, client):
+        response = await client.post("/v1/messages", json=anthropic_body("x" * 50, stream=True))
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "prompt is too long: 69 tokens > 20 maximum"
+        chat = await client.post("/v1/chat/completions", json=anthropic_body("x" * 50, stream=True))
+        assert chat.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_the_small_endpoints_answer(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("a"))
+    async with serving(engine, tmp_path) as (session, client):
+        assert (await client.head("")).status_code == 200
+        assert (await client.head("/")).status_code == 200
+        models = (await client.get("/v1/models")).json()
+        assert [model["id"] for model in models["data"]] == ["policy"]
+        counted = (await client.post("/v1/messages/count_tokens", json=anthropic_body())).json()
+        await client.post("/v1/messages", json=anthropic_body())
+        assert counted == {"input_tokens": len(engine.requests[0].prompt_ids)}
+        assert len(session.calls()) == 1
+
+
+async def test_nobody_gets_in_without_the_token_or_after_the_end(tmp_path: Path) -> None:
+    async with serving(FakeEngine(replies("a")), tmp_path) as (session, client):
+        wrong = session.base_path[:-1] + ("a" if session.base_path[-1] != "a" else "b")
+        for path in ("/v1/messages", "/s/v1/messages", f"{wrong}/v1/messages", "/"):
+            response = await client.post(f"http://proxy{path}", json=anthropic_body())
+            assert response.status_code == 404, path
+        await session.settle(0.0)
+        response = await client.post("/v1/messages", json=anthropic_body())
+        assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+        assert session.calls() == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        (b"[" * 5000, 400),
+        (b'{"model": "m", "messages": [{"role": "user", "content": [{"type": "image"}]}]}', 400),
+        (b" " * 20_000, 413),
+    ],
+)
+async def test_bad_bodies_are_refused_without_a_call(tmp_path: Path, content: bytes, status: int) -> None:
+    async with serving(FakeEngine(replies()), tmp_path) as (session, client):
+        for path in ("/v1/messages", "/v1/chat/completions"):
+            response = await client.post(path, content=content)
+            assert response.status_code == status
+            assert response.json()["error"]["message"]
+        assert session.calls() == ()
+        assert session.failure is None
+
+
+async def test_several_sessions_share_one_event_loop_and_start_and_stop_quickly(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda prompt: "ok")
+    start = anyio.current_time()
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        async with serving(engine, tmp_path / str(number)) as (_, client):
+            assert (await client.post("/v1/messages", json=anthropic_body())).status_code == 200
+    assert anyio.current_time() - start < 20 * 0.2
+    async with (
+        serving(engine, tmp_path / "0") as (one, client),
+        serving(engine, tmp_path / "1") as (two, other),
+    ):
+        await client.post("/v1/messages", json=anthropic_body("one"))
+        await other.post("/v1/messages", json=anthropic_body("two"))
+        assert [call.new_messages[0].text for call in (*one.calls(), *two.calls())] == ["one", "two"]
+        assert one.base_path != two.base_path
+
+
+async def test_the_end_of_a_session_hangs_up_and_removes_its_socket(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("a"), gate=anyio.Event())
+    statuses: list[int] = []
+    async with serving(engine, tmp_path) as (session, client):
+
+        async def post() -> None:
+            statuses.append((await client.post("/v1/messages", json=anthropic_body())).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post)
+            await engine.asked.wait()
+            await session.settle(0.0)
+    assert statuses == [529]
+    assert not (tmp_path / "p.sock").exists()
+
+
+async def test_a_failure_of_the_block_cancels_calls_and_passes_as_it_is(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("a"), gate=anyio.Event())
+    sessions: list[Session] = []
+
+    async def fail_in_mid_call() -> None:
+        async with serving(engine, tmp_path) as (session, client):
+            sessions.append(session)
+            with anyio.move_on_after(0.1):
+                await client.post("/v1/messages", json=anthropic_body())
+            raise EngineError("mine")
+
+    with pytest.raises(EngineError, match="mine"):
+        await fail_in_mid_call()
+    assert len(engine.cancelled) == 1
+    assert [call.failure for call in sessions[0].calls()] == ["cancelled"]
+
+
+async def test_a_socket_that_cannot_be_made_is_a_failure_of_the_proxy(tmp_path: Path) -> None:
+    with pytest.raises(ProxyError, match="cannot listen on"):
+        async with serving(FakeEngine(replies()), tmp_path / "missing"):
+            pass

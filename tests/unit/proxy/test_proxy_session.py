@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from clawhpc.errors import EngineError, ProxyError
+from clawhpc.proxy.respond import PolicySampling, ScriptedResponder
+from clawhpc.proxy.session import MAX_OVERFLOWS, derive_seed
+from clawhpc.records import CallRole, Limits, Message, Reply, ToolCall
+from clawhpc.tree.build import build_tree, rebuild_prompt_ids
+from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
+from tests.fakes.caller import AGENT_HEADER, ask, echo, open_call, policy, session_of, text, tool_result, user
+from tests.fakes.engine import END, FakeEngine, encode_drawn, replies, tool_call
+
+pytestmark = pytest.mark.anyio
+
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+async def test_a_call_is_recorded_with_what_the_engine_received_and_drew() -> None:
+    engine = FakeEngine(replies("hello"))
+    async with session_of(policy(engine)) as session:
+        await ask(session, user("hi"), system="Be brief.", temperature=0.2)
+        (call,) = session.calls()
+    assert call.tokens is not None
+    assert call.tokens.suffix_ids == engine.requests[0].prompt_ids
+    assert call.tokens.completion_ids == (*encode_drawn("hello"), END)
+    assert len(call.tokens.sampling_logprobs) == len(call.tokens.completion_ids)
+    assert call.reply == Reply(text="hello")
+    assert call.requested.temperature == 0.2
+    assert call.new_messages == (Message(role="system", text="Be brief."), Message(role="user", text="hi"))
+    assert (call.usage.input_tokens, call.usage.output_tokens) == (len(engine.requests[0].prompt_ids), 6)
+    assert (call.role, call.protocol, call.delivered, call.failure) == (CallRole.MAIN, "anthropic", True, "")
+    assert (call.parent_id, call.continues_id, call.conversation_id, call.tools_same) == (None, None, 0, False)
+
+
+async def test_the_campaign_chooses_the_sampling_whatever_the_harness_asks_for() -> None:
+    engine = FakeEngine(replies("a", "b"))
+    sampling = PolicySampling(context_window=1000, max_tokens=50, temperature=0.7, top_p=1.0)
+    async with session_of(policy(engine, sampling)) as session:
+        await ask(session, user("hi"), temperature=0.0, top_p=0.1, max_tokens=32_000)
+        await ask(session, user("hello"), max_tokens=5)
+    first, second = (request.params for request in engine.requests)
+    assert (first.temperature, first.top_p, first.max_tokens, first.stop_token_ids) == (0.7, 1.0, 50, (END,))
+    assert second.max_tokens == 5
+    assert (first.seed, second.seed) == (derive_seed(7, 0), derive_seed(7, 1))
+    assert first.seed != second.seed
+
+
+async def test_a_long_run_is_one_path_whatever_claude_code_rewrites() -> None:
+    """The cache marker moves, its block becomes a string, blank text and thinking go, arguments are parsed."""
+    said = [f"<think>{n}</think>\n\n" + tool_call("Bash", command=f"ls {n}", timeout=float(n)) for n in range(6)]
+    engine = FakeEngine(replies(*said, "done"))
+    history = [user("list")]
+    async with session_of(policy(engine)) as session:
+        for turn in range(6):
+            marked = [*history[:-1], user(_mark_last_block(history[-1]))]
+            reply = await ask(session, *marked, system=[text("Be brief.", **CACHED)])
+            (call,) = [block for block in reply["content"] if block["type"] == "tool_use"]
+            call["input"] = {"timeout": turn, "command": f"ls {turn}"}
+            history += [{"role": "assistant", "content": [call]}, user([tool_result(call["id"], f"file{turn}")])]
+        await ask(session, *history, system="Be brief.")
+        calls = session.calls()
+    for call in calls:
+        assert rebuild_prompt_ids(calls, call.call_id) == engine.requests[call.call_id].prompt_ids
+    tree = build_tree("r", calls)
+    assert len(tree.nodes) == 2 * len(calls), "each call adds one run of context and one reply"
+    assert [call.continues_id for call in calls] == [None, 0, 1, 2, 3, 4, 5]
+    assert {call.conversation_id for call in calls} == {0}
+    assert [len(call.new_messages) for call in calls] == [2, 1, 1, 1, 1, 1, 1]
+
+
+def _mark_last_block(message: dict[str, object]) -> list[dict[str, object]]:
+    content = message["content"]
+    blocks = [text(content)] if isinstance(content, str) else [dict(block) for block in content]  # type: ignore[attr-defined]
+    blocks[-1] |= CACHED
+    return blocks
+
+
+async def test_a_recorded_reply_is_grafted_also_when_what_stands_before_it_has_changed() -> None:
+    """A harness that ends each request with a message that is gone from the next one: a continuation, not a fork."""
+    engine = FakeEngine(replies("one", "two", "three"))
+    async with session_of(policy(engine)) as session:
+        first = await ask(session, user("a"), user("ephemeral 0"))
+        second = await ask(session, user("a"), first, user("b"), user("ephemeral 1"))
+        await ask(session, user("a"), first, user("b"), second, user("c"), user("ephemeral 2"))
+        calls = session.calls()
+    assert [call.continues_id for call in calls] == [None, 0, 1]
+    assert {call.conversation_id for call in calls} == {0}
+    assert calls[2].tokens is not None
+    assert [graft.call_id for graft in calls[2].tokens.grafts] == [0, 1]
+    prompt = engine.requests[2].prompt_ids
+    for graft in calls[2].tokens.grafts:
+        drawn = calls[graft.call_id].tokens
+        assert drawn is not None
+        assert prompt[graft.start : graft.start + graft.length] == drawn.completion_ids
+    assert calls[2].new_messages == (Message(role="user", text="c"), Message(role="user", text="ephemeral 2"))
+    assert [rebuild_prompt_ids(calls, 2), rebuild_prompt_ids(calls, 1)] == [prompt, engine.requests[1].prompt_ids]
+
+
+async def test_two_interleaved_conversations_give_two_clean_paths() -> None:
+    engine = FakeEngine(lambda prompt: "yes")
+    agent = {AGENT_HEADER: "1"}
+    async with session_of(policy(engine)) as session:
+        main, sub = [user("main")], [user("sub")]
+        for turn in range(3):
+            main += [await ask(session, *main, system="M"), user(f"main {turn}")]
+            sub += [await ask(session, *sub, system="S", headers=agent), user(f"sub {turn}")]
+        calls = session.calls()
+    assert [call.conversation_id for call in calls] == [0, 1, 0, 1, 0, 1]
+    assert [call.continues_id for call in calls] == [None, None, 0, 1, 2, 3]
+    assert [call.role for call in calls] == [CallRole.MAIN, CallRole.SUBAGENT] * 3
+    assert calls[1].headers == agent
+
+
+async def test_equal_replies_of_different_calls_keep_their_order() -> None:
+    engine = FakeEngine(lambda prompt: "ok")
+    async with session_of(policy(engine)) as session:
+        reply = await ask(session, user("a"))
+        await ask(session, user("a"), reply, user("a"))
+        await ask(session, user("a"), reply, user("a"), reply, user("a"))
+        # The same again after the harness has edited the first message: no history is exact any more.
+        await ask(session, user("edited"), reply, user("a"), reply, user("a"), reply, user("b"))
+        edited = session.calls()[3]
+    assert edited.tokens is not None
+    assert [graft.call_id for graft in edited.tokens.grafts] == [0, 1, 2]
+    assert edited.continues_id == 2
+
+
+async def test_parallel_tool_calls_are_one_reply() -> None:
+    engine = FakeEngine(replies(tool_call("Bash", command="a") + tool_call("Bash", command="b"), "done"))
+    async with session_of(policy(engine)) as session:
+        reply = await ask(session, user("go"))
+        first, second = (block["id"] for block in reply["content"])
+        await ask(session, user("go"), reply, user(tool_result(first, "A"), tool_result(second, "B"), text("hurry")))
+        calls = session.calls()
+    assert calls[0].reply is not None
+    assert calls[0].reply.finish_reason == "tool_calls"
+    assert calls[1].continues_id == 0
+    assert [message.role for message in calls[1].new_messages] == ["tool", "tool", "user"]
+
+
+async def test_an_empty_reply_and_a_reply_cut_by_length_are_recorded_and_recognised() -> None:
+    engine = FakeEngine(replies("", "abcdef", "c"))
+    async with session_of(policy(engine)) as session:
+        empty = await ask(session, user("a"))
+        assert empty["content"] == []
+        cut = await ask(session, user("a"), empty, user("b"), max_tokens=3)
+        await ask(session, user("a"), empty, user("b"), cut, user("go on"))
+        calls = session.calls()
+    assert calls[0].tokens is not None
+    assert calls[0].tokens.completion_ids == (END,)
+    assert calls[1].reply == Reply(text="abc", finish_reason="length")
+    assert calls[1].tokens is not None
+    assert calls[1].tokens.completion_ids == encode_drawn("abc")
+    assert [call.continues_id for call in calls] == [None, 0, 1]
+    assert rebuild_prompt_ids(calls, 2) == engine.requests[2].prompt_ids
+
+
+async def test_the_same_request_joins_the_call_in_flight() -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    async with session_of(policy(engine)) as session:
+        first = open_call(session, user("hi"))
+        second = open_call(session, user("hi"))
+        assert first is second
+        assert engine.gate is not None
+        engine.gate.set()
+        await first.done.wait()
+        assert len(engine.requests) == len(session.calls()) == 1
+
+
+async def test_an_answer_that_was_never_delivered_is_given_again() -> None:
+    engine = FakeEngine(replies("hello", "again"))
+    async with session_of(policy(engine)) as session:
+        await ask(session, user("hi"), deliver=False)
+        assert [call.delivered for call in session.calls()] == [False]
+        replayed = await ask(session, user("hi"))
+        assert replayed["content"] == [text("hello")]
+        assert [call.delivered for call in session.calls()] == [True]
+        regenerated = await ask(session, user("hi"))
+        assert regenerated["content"] == [text("again")]
+        assert len(engine.requests) == len(session.calls()) == 2
+
+
+async def test_a_late_second_delivery_does_not_end_the_next_call() -> None:
+    engine = FakeEngine(replies("hello", "again"))
+    async with session_of(policy(engine)) as session:
+        first = open_call(session, user("hi"))
+        await first.done.wait()
+        session.mark_delivered(first)
+        second = open_call(session, user("hi"))
+        session.mark_delivered(first)
+        assert open_call(session, user("hi")) is second
+        await second.done.wait()
+        assert [call.delivered for call in session.calls()] == [True, False]
+
+
+async def test_twin_subagents_with_equal_requests_are_two_calls() -> None:
+    engine = FakeEngine(replies("one", "two"))
+    async with session_of(policy(engine)) as session:
+        left = open_call(session, user("look"), headers={AGENT_HEADER: "1"})
+        right = open_call(session, user("look"), headers={AGENT_HEADER: "2"})
+        assert left is not right
+        await left.done.wait()
+        await right.done.wait()
+        assert len(session.calls()) == 2
+
+
+async def test_a_call_that_ends_after_a_later_one_is_nobodys_parent_by_mistake() -> None:
+    slow, fast = anyio.Event(), FakeEngine(lambda prompt: "x")
+    async with session_of(policy(fast)) as session:
+        fast.gate = slow
+        first = open_call(session, user("same head, first"))
+        await anyio.wait_all_tasks_blocked()
+        fast.gate = None
+        await ask(session, user("same head, second"))
+        slow.set()
+        await first.done.wait()
+        await ask(session, user("same head, first"), echo(first), user("go"))
+        calls = session.calls()
+    assert [call.call_id for call in calls] == [0, 1, 2]
+    assert [call.parent_id for call in calls] == [None, None, 0]
+    for call in calls:
+        by_prompt = {request.prompt_ids for request in fast.requests}
+        assert rebuild_prompt_ids(calls, call.call_id) in by_prompt
+
+
+async def test_settling_waits_for_calls_and_then_cancels_them_in_the_engine() -> None:
+    engine = FakeEngine(replies("a", "b"), gate=anyio.Event())
+    async with session_of(policy(engine)) as session:
+        call = open_call(session, user("hi"))
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(2):
+            await session.settle(0.01)
+        assert len(engine.cancelled) == 1
+        (record,) = session.calls()
+        assert (record.reply, record.tokens, record.failure) == (None, None, "cancelled")
+        assert call.error is not None
+        with pytest.raises(WireError) as caught:
+            open_call(session, user("hi"))
+        assert caught.value.kind is ErrorKind.NOT_FOUND
+
+
+async def test_settling_lets_a_call_end_in_time() -> None:
+    engine = FakeEngine(replies("a"), gate=anyio.Event())
+    async with session_of(policy(engine)) as session, anyio.create_task_group() as tasks:
+        open_call(session, user("hi"))
+        tasks.start_soon(session.settle, 5.0)
+        await anyio.wait_all_tasks_blocked()
+        assert engine.gate is not None
+        engine.gate.set()
+    assert engine.cancelled == []
+    assert session.calls()[0].reply == Reply(text="a")
+
+
+async def test_an_engine_failure_is_the_true_cause_and_stops_the_rollout() -> None:
+    engine = FakeEngine(replies(EngineError("the engine died")))
+    async with session_of(policy(engine)) as session:
+        call = open_call(session, user("hi"))
+        with anyio.fail_after(2):
+            await session.wait_stopped()
+            await call.done.wait()
+        assert isinstance(session.failure, EngineError)
+        assert call.error is not None
+        assert call.error.kind is ErrorKind.OVERLOADED
+        assert session.calls()[0].failure == "the engine died"
+        with pytest.raises(WireError) as caught:
+            open_call(session, user("again"))
+        assert caught.value.kind is ErrorKind.OVERLOADED
+        assert len(engine.requests) == 1
+
+
+async def test_whatever_else_breaks_is_a_failure_of_the_proxy_and_names_the_call() -> None:
+    def broken(conversation: object) -> Reply:
+        raise KeyError("script")
+
+    async with session_of(ScriptedResponder(script=broken)) as session:
+        await open_call(session, user("hi")).done.wait()
+        assert isinstance(session.failure, ProxyError)
+        assert "answering call 0: KeyError" in str(session.failure)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [(Limits(max_calls=2), "calls"), (Limits(max_sampled_tokens=4), "sampled_tokens")],
+)
+async def test_a_limit_refuses_the_next_call_and_stops_the_rollout(limits: Limits, limit: str) -> None:
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine), limits=limits) as session:
+        await ask(session, user("a"))
+        if limit == "calls":
+            await ask(session, user("b"))
+        assert session.limit is None
+        with pytest.raises(WireError) as caught:
+            open_call(session, user("c"))
+        assert caught.value.kind is ErrorKind.LIMIT
+        assert session.limit == limit
+        with anyio.fail_after(1):
+            await session.wait_stopped()
+
+
+async def test_completions_are_cut_to_what_is_left_of_window_and_budget() -> None:
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine), limits=Limits(max_sampled_tokens=6)) as session:
+        await ask(session, user("a"))
+        await ask(session, user("b"))
+    assert [request.params.max_tokens for request in engine.requests] == [6, 2]
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine, PolicySampling(context_window=21))) as session:
+        await ask(session, user("a"))
+    (request,) = engine.requests
+    assert len(request.prompt_ids) + request.params.max_tokens == 21
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_and_the_third_one_is_a_limit() -> None:
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine, PolicySampling(context_window=40))) as session:
+        for attempt in range(MAX_OVERFLOWS):
+            assert session.limit is None
+            with pytest.raises(ContextOverflow) as caught:
+                open_call(session, user("x" * 50))
+            assert (caught.value.num_tokens, caught.value.maximum) == (69, 40)
+            assert session.calls()[attempt].failure == "prompt of 69 tokens, but the window holds 40"
+        assert session.limit == "context"
+        assert engine.requests == []
+
+
+async def test_counting_tokens_sees_the_same_prompt_and_records_nothing() -> None:
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine, PolicySampling(context_window=100))) as session:
+        short = open_call(session, user("hi"))
+        assert short.prompt is not None
+        assert session.count_tokens(short.conversation) == short.prompt.num_tokens
+        with pytest.raises(ContextOverflow) as caught:
+            open_call(session, user("x" * 100))
+        conversation = short.conversation
+        long = type(conversation)(model="m", messages=(Message(role="user", text="x" * 100),))
+        assert session.count_tokens(long) == caught.value.num_tokens
+        await short.done.wait()
+        assert len(session.calls()) == 2
+
+
+async def test_a_script_leaves_text_without_tokens() -> None:
+    def oracle(conversation: object) -> Reply:
+        return Reply(tool_calls=(ToolCall(id="t", name="Bash", arguments="{}"),), finish_reason="tool_calls")
+
+    async with session_of(ScriptedResponder(script=oracle)) as session:
+        reply = await ask(session, user("a"))
+        await ask(session, user("a"), reply, user([tool_result("t", "b")]))
+        first, second = session.calls()
+    assert (first.tokens, second.tokens, second.parent_id) == (None, None, None)
+    assert (second.continues_id, second.new_messages) == (0, (Message(role="tool", text="b", tool_call_id="t"),))
+
+
+async def test_tools_are_stored_once_and_again_when_they_change() -> None:
+    bash = {"name": "Bash", "description": "", "input_schema": {"type": "object"}}
+    read = {**bash, "name": "Read"}
+    engine = FakeEngine(lambda prompt: "ok")
+    async with session_of(policy(engine)) as session:
+        history = [user("a")]
+        for tools in ([bash], [bash], [bash, read], [bash, read]):
+            history += [await ask(session, *history, tools=tools), user("b")]
+        calls = session.calls()
+    assert [call.tools_same for call in calls] == [False, True, False, True]
+    assert [len(call.tools) for call in calls] == [1, 0, 2, 0]
