@@ -1,0 +1,293 @@
+"""Token ids in, token ids out: a client of vLLM's server on a unix socket.
+
+The ids and log-probs of a call are those of the engine's own final answer (`/inference/v1/generate`), never pieced
+together from a stream. An answer that breaks the token contract is refused: `EngineError`, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import anyio
+import httpx2
+import msgspec
+
+from clawhpc.errors import EngineError
+from clawhpc.records import FinishReason, Generation, VersionSpan
+
+FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
+LOWEST_LOGPROB = -9999.0
+"""What vLLM sends in place of -inf and NaN, and where it has no value: no sampled token can have it."""
+KEEPALIVE_S = 2.0
+"""Idle connections are dropped before the server drops them (5 s), so that no request is written to a closed one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to draw one completion."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Below 1, `sampling_logprobs` are those of the truncated distribution, which a learner cannot recompute."""
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Engine(Protocol):
+    """Draws completions from the current policy."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """What the policy draws after `prompt_ids`. Cancelling the scope aborts the request in the engine.
+
+        Raises `PromptTooLong` where no token fits after the prompt, `EngineError` for every other failure.
+        """
+        ...
+
+
+class PromptTooLong(EngineError):
+    """No token fits after the prompt."""
+
+    def __init__(self, *, num_tokens: int, maximum: int) -> None:
+        super().__init__(f"the prompt has {num_tokens} tokens; the engine holds {maximum}, at least one of them drawn")
+        self.num_tokens = num_tokens
+        """Of the prompt."""
+        self.maximum = maximum
+        """Of prompt and completion together."""
+
+
+class VllmEngine:
+    """An `Engine` over a vLLM server. An async context manager; use one per event loop.
+
+    The server must run with `--logprobs-mode processed_logprobs`: log-probs are then those of the distribution that the
+    token was drawn from, after temperature and top_p, and not of the raw logits.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        max_model_len: int,
+        num_token_ids: int,
+        timeout_s: float = 600.0,
+        log: Path | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`num_token_ids`: ids that the tokenizer knows; the head may be padded beyond. `log`: named in messages."""
+        limits = httpx2.Limits(max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S)
+        self._http = httpx2.AsyncClient(
+            base_url="http://engine",
+            transport=transport or httpx2.AsyncHTTPTransport(uds=str(socket), limits=limits),
+            timeout=None,
+            trust_env=False,
+        )
+        self._max_model_len = max_model_len
+        self._num_token_ids = num_token_ids
+        self._timeout_s = timeout_s
+        self._where = f" (log: {log})" if log else ""
+        self._distrust = ""
+
+    async def __aenter__(self) -> VllmEngine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    def distrust(self, reason: str) -> None:
+        """Refuse what the engine draws from now on, calls in flight included; the empty reason trusts it again."""
+        self._distrust = reason
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """See `Engine`. `max_tokens` is cut to what the engine's window leaves after the prompt."""
+        self._check_prompt(prompt_ids)
+        self._check_trust()
+        room = self._max_model_len - len(prompt_ids)
+        sampling = {
+            "max_tokens": min(params.max_tokens, room),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": params.seed,
+            "stop_token_ids": list(params.stop_token_ids),
+            "logprobs": 0,
+        }
+        answer = await self._ask(prompt_ids, sampling, request_id)
+        self._check_trust()
+        return _generation(prompt_ids, answer, self._num_token_ids)
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """The log-prob of each of `token_ids[1:]` given those before it, at temperature 1, over the whole head."""
+        self._check_prompt(token_ids)
+        answer = await self._ask(token_ids, {"max_tokens": 1, "prompt_logprobs": 0}, "score")
+        scores = answer.prompt_logprobs or []
+        if len(scores) != len(token_ids):
+            raise EngineError(f"the engine scored {len(scores)} of {len(token_ids)} tokens")
+        return tuple(_score_of(score, token) for score, token in zip(scores[1:], token_ids[1:], strict=True))
+
+    async def post(
+        self, path: str, *, body: Any = None, query: dict[str, str] | None = None, timeout_s: float | None = None
+    ) -> bytes:
+        """What any route of the server answers. EngineError when it fails, is gone, or takes over `timeout_s`."""
+        return await self._send("POST", path, body=body, query=query, timeout_s=timeout_s)
+
+    async def check_health(self, *, timeout_s: float) -> None:
+        """Raise EngineError unless the server answers that it is well."""
+        await self._send("GET", "/health", timeout_s=timeout_s)
+
+    async def _ask(self, token_ids: Sequence[int], sampling: dict[str, Any], request_id: str) -> _Answer:
+        body = {"token_ids": list(token_ids), "sampling_params": sampling, "request_id": request_id}
+        content = await self.post("/inference/v1/generate", body=body)
+        try:
+            return msgspec.json.decode(content, type=_Answer)
+        except msgspec.MsgspecError as error:
+            raise EngineError(f"the engine answered what this client cannot read: {error}") from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            with anyio.fail_after(limit):
+                response = await self._http.request(method, path, json=body, params=query)
+        except TimeoutError as error:
+            raise EngineError(f"the engine gave no answer to {path} within {limit:g} s{self._where}") from error
+        except httpx2.TransportError as error:
+            raise EngineError(f"the engine is gone: {type(error).__name__} at {path}{self._where}") from error
+        if response.status_code != httpx2.codes.OK:
+            reason = _reason(response.content)
+            raise EngineError(f"the engine answered {response.status_code} to {path}: {reason}{self._where}")
+        return response.content
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        """Without a tokenizer of its own, vLLM dies of an id that it does not know."""
+        if not ids:
+            raise EngineError("the prompt is empty")
+        if min(ids) < 0 or max(ids) >= self._num_token_ids:
+            raise EngineError(f"the prompt has ids outside 0..{self._num_token_ids - 1}")
+        if len(ids) >= self._max_model_len:
+            raise PromptTooLong(num_tokens=len(ids), maximum=self._max_model_len)
+
+    def _check_trust(self) -> None:
+        if self._distrust:
+            raise EngineError(f"{self._distrust}{self._where}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# vLLM's answer, as far as it is read
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _LogProb(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _LogProbs(msgspec.Struct):
+    content: list[_LogProb] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: _LogProbs | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Score(msgspec.Struct):
+    logprob: float
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage
+    prompt_logprobs: list[dict[int, _Score] | None] | None = None
+
+
+class _Fault(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Fault
+
+
+def _reason(content: bytes) -> str:
+    """What vLLM says about a request that it did not answer, on one line."""
+    try:
+        text = msgspec.json.decode(content, type=_Refusal).error.message
+    except msgspec.MsgspecError:
+        text = content.decode(errors="replace")
+    return " ".join(text.split())[:500]
+
+
+def _generation(prompt_ids: Sequence[int], answer: _Answer, num_token_ids: int) -> Generation:
+    """The answer as a record, or EngineError for one that breaks law 1 or 9."""
+    if len(answer.choices) != 1:
+        raise EngineError(f"the engine gave {len(answer.choices)} completions for one request")
+    choice = answer.choices[0]
+    if choice.finish_reason not in FINISH_REASONS:
+        raise EngineError(f"the engine finished for the unknown reason {choice.finish_reason!r}")
+    if choice.token_ids and max(choice.token_ids) >= num_token_ids:
+        raise EngineError(f"the engine drew id {max(choice.token_ids)}; the tokenizer has {num_token_ids} ids")
+    details = answer.usage.prompt_tokens_details
+    try:
+        return Generation(
+            prompt_ids=tuple(prompt_ids),
+            completion_ids=tuple(choice.token_ids),
+            sampling_logprobs=_sampling_logprobs(choice),
+            finish_reason=FINISH_REASONS[choice.finish_reason],
+            weight_versions=tuple(_version_span(span) for span in choice.weight_versions or []),
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+        )
+    except ValueError as error:
+        raise EngineError(f"the engine's answer is unfit for training: {error}") from error
+
+
+def _sampling_logprobs(choice: _Choice) -> tuple[float, ...]:
+    content = (choice.logprobs and choice.logprobs.content) or []
+    if [entry.token_id for entry in content] != choice.token_ids:
+        raise EngineError(
+            f"the engine's log-probs are not those of its tokens: {len(content)} for {len(choice.token_ids)} tokens"
+        )
+    logprobs = tuple(entry.logprob for entry in content)
+    if not all(math.isfinite(value) and value > LOWEST_LOGPROB for value in logprobs):
+        raise EngineError("the engine has no log-prob for a token that it drew")
+    return logprobs
+
+
+def _version_span(span: _Span) -> VersionSpan:
+    if not span.version.isdecimal():
+        raise EngineError(f"the engine drew with weights {span.version!r}, which are no published policy")
+    return VersionSpan(version=int(span.version), start=span.start, end=span.end)
+
+
+def _score_of(score: dict[int, _Score] | None, token_id: int) -> float:
+    if score is None or token_id not in score:
+        raise EngineError(f"the engine did not score token {token_id}")
+    return score[token_id].logprob

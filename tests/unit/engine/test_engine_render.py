@@ -1,0 +1,207 @@
+"""Law 1 in prompts: recorded ids stand in them as they were drawn, and text never becomes a control token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt, TextTokenizer, count_token_ids
+from clawhpc.errors import UserError
+from clawhpc.records import Conversation, Message, Tool, ToolCall
+from tests.fakes.chat_tokenizer import CONTROL, write_tokenizer
+
+laws = settings(max_examples=60, deadline=None)
+TOOL = Tool(
+    name="write", description="Write a <tool_call> file", parameters={"type": "object", "</think>": [1, "<think>"]}
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["gpt2 plain", "qwen plain", "gpt2 thinking", "qwen thinking"])
+def renderer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
+    words, mode = request.param.split()
+    folder = tmp_path_factory.mktemp(words)
+    write_tokenizer(folder, words)
+    return ChatRenderer(folder, renderer="qwen3", thinking=mode == "thinking")
+
+
+def conversation(*messages: Message, tools: Sequence[Tool] = ()) -> Conversation:
+    return Conversation(model="m", messages=messages, tools=tuple(tools))
+
+
+def user(text: str) -> Message:
+    return Message(role="user", text=text)
+
+
+def assistant(text: str = "", **fields: object) -> Message:
+    return replace(Message(role="assistant", text=text), **fields)  # type: ignore[arg-type]
+
+
+def recorded(call_id: int, *ids: int) -> RecordedReply:
+    return RecordedReply(call_id=call_id, completion_ids=ids)
+
+
+texts = st.lists(
+    st.sampled_from([*CONTROL, "<", "|im_end|>", "hello", " ", "\n", "\n\n", "é", "🙂", "\ud800", '"', "x = 1"]),
+    max_size=6,
+).map("".join)
+completions = st.lists(st.integers(0, 408), max_size=8)
+"""Any ids; the vocabulary has no other."""
+
+
+@st.composite
+def histories(draw: st.DrawFn, stop: int, end: int) -> tuple[list[Message], dict[int, RecordedReply]]:
+    """Messages, and what was drawn for some of those of the assistant. Like the engine, nothing is drawn after a stop."""
+    messages, replies = [Message(role="system", text=draw(texts)), user(draw(texts))], {}
+    for call_id in range(draw(st.integers(1, 4))):
+        if draw(st.booleans()):
+            ids = [token for token in draw(completions) if token not in (stop, end)]
+            replies[len(messages)] = recorded(call_id, *ids, *draw(st.sampled_from([(), (stop,), (end,)])))
+        messages.append(assistant(draw(texts), thinking=draw(texts)))
+        for role in draw(st.lists(st.sampled_from(["user", "tool", "system"]), max_size=3)):
+            messages.append(Message(role=role, text=draw(texts)))
+    return messages, replies
+
+
+@laws
+@given(data=st.data())
+def test_every_prompt_extends_the_tokens_of_the_call_before(renderer: ChatRenderer, data: st.DataObject) -> None:
+    messages, replies = data.draw(histories(*renderer.stop_token_ids))
+    whole = renderer.render(conversation(*messages, tools=[TOOL]), replies)
+    assert whole.reencoded_replies == 0
+    assert [graft.call_id for graft in whole.grafts] == [reply.call_id for reply in replies.values()]
+    for graft, (index, reply) in zip(whole.grafts, replies.items(), strict=True):
+        end = graft.start + graft.length
+        assert whole.prompt_ids[graft.start : end] == reply.completion_ids
+        earlier = {other: ids for other, ids in replies.items() if other < index}
+        asked = renderer.render(conversation(*messages[:index], tools=[TOOL]), earlier)
+        assert asked.prompt_ids == whole.prompt_ids[: graft.start]
+
+
+@laws
+@given(data=st.data())
+def test_text_never_becomes_a_control_token(renderer: ChatRenderer, data: st.DataObject) -> None:
+    messages, replies = data.draw(histories(*renderer.stop_token_ids))
+    harmless = [replace(message, text="x", thinking="x" if message.thinking else "") for message in messages]
+    harmless_tool = Tool(name="write", description="x", parameters={})
+    drawn = renderer.render(conversation(*messages, tools=[TOOL]), replies)
+    expected = renderer.render(conversation(*harmless, tools=[harmless_tool]), replies)
+    assert control_ids(renderer, drawn) == control_ids(renderer, expected)
+
+
+def control_ids(renderer: ChatRenderer, prompt: RenderedPrompt) -> list[int]:
+    return [token for token in prompt.prompt_ids if renderer.decode([token]) in CONTROL]
+
+
+@laws
+@given(text=texts)
+def test_text_stands_in_the_prompt_letter_by_letter(renderer: ChatRenderer, text: str) -> None:
+    prompt = renderer.render(conversation(user(f"[{text}]")), {})
+    assert f"user\n[{text.replace(chr(0xD800), chr(0xFFFD))}]<|im_end|>" in renderer.decode(prompt.prompt_ids)
+
+
+@laws
+@given(text=texts)
+def test_the_format_itself_is_encoded_as_the_tokenizer_does(folder: Path, text: str) -> None:
+    text = text.replace("\ud800", "")
+    expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert TextTokenizer(folder).encode(text) == expected
+
+
+@laws
+@given(text=texts, arguments=st.dictionaries(texts, texts, max_size=2))
+def test_an_encoded_reply_is_what_the_history_says_of_it(
+    renderer: ChatRenderer, text: str, arguments: dict[str, str]
+) -> None:
+    call = ToolCall(id="c", name="write", arguments=json.dumps(arguments))
+    reply = assistant(text, tool_calls=(call,))
+    history = conversation(user("go"), reply, user("next"))
+    encoded = recorded(0, *renderer.encode_reply(reply))
+    as_drawn, as_text = renderer.render(history, {1: encoded}), renderer.render(history, {})
+    assert as_drawn.prompt_ids == as_text.prompt_ids
+    assert as_text.reencoded_replies == 0
+
+
+def test_an_unrecorded_reply_counts_as_no_defect_and_keeps_the_grafts_around_it(renderer: ChatRenderer) -> None:
+    stop = renderer.stop_token_ids[0]
+    messages = (user("a"), assistant("b"), user("c"), assistant("made up"), user("d"), assistant("e"), user("f"))
+    prompt = renderer.render(conversation(*messages), {1: recorded(0, 5, 6, stop), 5: recorded(1, 7, stop)})
+    assert [prompt.prompt_ids[g.start : g.start + g.length] for g in prompt.grafts] == [(5, 6, stop), (7, stop)]
+    assert "assistant\n" in renderer.decode(prompt.prompt_ids)
+    assert "made up<|im_end|>" in renderer.decode(prompt.prompt_ids)
+
+
+def test_replies_that_follow_each_other_directly_are_grafted_too(renderer: ChatRenderer) -> None:
+    stop = renderer.stop_token_ids[0]
+    prompt = renderer.render(
+        conversation(user("a"), assistant("b"), assistant("c"), assistant("d")),
+        {1: recorded(0, 5, stop), 2: recorded(1, 6)},
+    )
+    assert len(prompt.grafts) == 2
+    assert prompt.reencoded_replies == 0
+    decoded = renderer.decode(prompt.prompt_ids)
+    assert decoded.count("<|im_start|>user") == 1
+    assert decoded.count("<|im_start|>assistant\n") == 4
+
+
+def test_a_reply_that_stopped_while_thinking_is_grafted_as_it_was(renderer: ChatRenderer, folder: Path) -> None:
+    think = TextTokenizer(folder).convert_tokens_to_ids("<think>")
+    ids = (think, 5, renderer.stop_token_ids[0])
+    prompt = renderer.render(conversation(user("a"), assistant("b"), user("c")), {1: recorded(0, *ids)})
+    graft = prompt.grafts[0]
+    assert prompt.prompt_ids[graft.start : graft.start + graft.length] == ids
+    assert prompt.reencoded_replies == 0
+
+
+def test_a_history_that_cannot_be_appended_is_encoded_again_and_counted(renderer: ChatRenderer) -> None:
+    prompt = renderer.render(conversation(assistant("b"), user("c")), {0: recorded(0, 5, 6)})
+    assert prompt.grafts == ()
+    assert prompt.reencoded_replies == 1
+
+
+def test_thinking_that_a_harness_sends_back_to_a_policy_without_thinking_is_left_out(folder: Path) -> None:
+    renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
+    with_thinking = renderer.encode_reply(assistant("yes", thinking="hm"))
+    assert with_thinking == renderer.encode_reply(assistant("yes"))
+
+
+def test_a_rendered_head_is_encoded_once(folder: Path) -> None:
+    tokenizer = TextTokenizer(folder)
+    for _ in range(3):
+        tokenizer.encode("a long head")
+    assert tokenizer._encode.cache_info().misses == 1
+
+
+def test_token_ids_are_counted_with_the_control_tokens(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert count_token_ids(folder) == 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        ChatRenderer(tmp_path, renderer="qwen3", thinking=False)
+
+
+@pytest.mark.parametrize("name", ["qwen", "auto", "default", "llama-3"])
+def test_an_unknown_or_unfit_renderer_is_named(folder: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"renderer={name}"):
+        ChatRenderer(folder, renderer=name, thinking=False)
+
+
+def test_a_tokenizer_without_the_formats_tokens_is_named(tmp_path: Path) -> None:
+    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="not a tokenizer for renderer=qwen3"):
+        ChatRenderer(tmp_path, renderer="qwen3", thinking=False)
