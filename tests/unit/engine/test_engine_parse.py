@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from itertools import count
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -76,9 +75,8 @@ def test_an_empty_completion_is_an_empty_reply(renderer: ChatRenderer, ids: list
 
 
 def test_calls_are_named_in_order_and_text_stands_before_them(renderer: ChatRenderer) -> None:
-    one, two = (
-        '<tool_call>\n{"name": "%s", "arguments": {"n": %d}}\n</tool_call>' % pair for pair in [("a", 1), ("b", 2)]
-    )
+    one = '<tool_call>\n{"name": "a", "arguments": {"n": 1}}\n</tool_call>'
+    two = '<tool_call>\n{"name": "b", "arguments": {"n": 2}}\n</tool_call>'
     reply = read(renderer, drawn(renderer, f"first\n{one}\n{two}"))
     assert reply.text == "first"
     assert [(call.id, call.name, call.arguments) for call in reply.tool_calls] == [

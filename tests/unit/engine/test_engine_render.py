@@ -64,7 +64,7 @@ completions = st.lists(st.integers(0, 408), max_size=8)
 
 @st.composite
 def histories(draw: st.DrawFn, stop: int, end: int) -> tuple[list[Message], dict[int, RecordedReply]]:
-    """Messages, and what was drawn for some of those of the assistant. Like the engine, nothing is drawn after a stop."""
+    """Messages, and what was drawn for some of those of the assistant: nothing after a stop token."""
     messages, replies = [Message(role="system", text=draw(texts)), user(draw(texts))], {}
     for call_id in range(draw(st.integers(1, 4))):
         if draw(st.booleans()):
