@@ -34,8 +34,12 @@ def encode_drawn(text: str) -> Ids:
     return tuple(DRAWN + byte for byte in text.encode())
 
 
+def encode_reply(text: str) -> Ids:
+    return (*encode_drawn(text), END)
+
+
 def decode(ids: Sequence[int]) -> str:
-    return bytes(token % DRAWN for token in ids if token not in (START, END)).decode(errors="replace")
+    return bytes(token % DRAWN for token in ids if token % DRAWN < START).decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class FakeEngine:
     gate: anyio.Event | None = None
     """Draws wait for it."""
     delay_s: float = 0.0
+    draw_ids: Callable[[str], Ids] = encode_reply
+    """What is drawn to say a text, its stop token included."""
     asked: anyio.Event = field(default_factory=anyio.Event)
     """Set by the first request."""
     requests: list[FakeRequest] = field(default_factory=list)
@@ -75,12 +81,11 @@ class FakeEngine:
             raise
         if isinstance(said, Exception):
             raise said
-        return draw(request.prompt_ids, said, params.max_tokens)
+        return draw(request.prompt_ids, self.draw_ids(said), params.max_tokens)
 
 
-def draw(prompt_ids: Ids, text: str, max_tokens: int) -> Generation:
-    """The completion that says `text`, cut after `max_tokens`."""
-    whole = (*encode_drawn(text), END)
+def draw(prompt_ids: Ids, whole: Ids, max_tokens: int) -> Generation:
+    """The completion `whole`, cut after `max_tokens`."""
     ids = whole[:max_tokens]
     return Generation(
         prompt_ids=prompt_ids,

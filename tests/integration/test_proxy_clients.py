@@ -1,0 +1,214 @@
+"""The official Anthropic and OpenAI clients against the real proxy on a real unix socket, with the real chat format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from clawhpc.engine.render import ChatRenderer
+from clawhpc.errors import EngineError
+from clawhpc.proxy.app import ProxySettings, open_session
+from clawhpc.proxy.respond import PolicyResponder, PolicySampling
+from clawhpc.proxy.session import Session
+from clawhpc.records import Limits
+from clawhpc.tree.build import build_tree, rebuild_prompt_ids
+from tests.fakes.caller import classify
+from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.fakes.engine import FakeEngine, replies
+
+pytestmark = pytest.mark.anyio
+
+WINDOW = 4000
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+READ_TWICE = (
+    'Let me look.\n<tool_call>\n{"name": "Read", "arguments": {"path": "a.txt", "limit": 1.0}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "Read", "arguments": {"path": "b.txt"}}\n</tool_call>'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clients:
+    """One session, and both clients on it. They validate strictly and do not retry."""
+
+    session: Session
+    engine: FakeEngine
+    anthropic: anthropic.AsyncAnthropic
+    openai: openai.AsyncOpenAI
+
+    def check_tokens(self) -> None:
+        """Each prompt is rebuilt as the engine received it, and the calls are one path."""
+        calls = self.session.calls()
+        for call, request in zip(calls, self.engine.requests, strict=True):
+            assert rebuild_prompt_ids(calls, call.call_id) == request.prompt_ids
+            assert call.delivered
+        assert len(build_tree("r", calls).nodes) == 2 * len(calls)
+
+
+@asynccontextmanager
+async def clients_of(folder: Path, *said: str | Exception) -> AsyncIterator[Clients]:
+    """The engine says one thing after the other, drawn in single bytes: not as an encoder would cut it."""
+    tokenizer = write_tokenizer(folder / "policy")
+    end = tokenizer.token_to_id("<|im_end|>")
+    engine = FakeEngine(replies(*said), draw_ids=lambda text: (*spell(tokenizer, text), end))
+    responder = PolicyResponder(
+        engine=engine,
+        renderer=ChatRenderer(folder / "policy", renderer="qwen3", thinking=False),
+        sampling=PolicySampling(context_window=WINDOW, max_tokens=1000),
+    )
+    socket = folder / "p.sock"
+    async with (
+        open_session(
+            responder=responder,
+            classify=classify,
+            limits=Limits(),
+            seed=0,
+            socket=socket,
+            settings=ProxySettings(keep_alive_s=0.02),
+        ) as session,
+        httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(socket))) as http,
+    ):
+        url = f"http://proxy{session.base_path}"
+        strict: dict[str, Any] = {"api_key": "x", "http_client": http, "max_retries": 0, "timeout": 10}
+        yield Clients(
+            session=session,
+            engine=engine,
+            anthropic=anthropic.AsyncAnthropic(base_url=url, _strict_response_validation=True, **strict),
+            openai=openai.AsyncOpenAI(base_url=f"{url}/v1", _strict_response_validation=True, **strict),
+        )
+
+
+def spell(tokenizer: Tokenizer, text: str) -> Iterator[int]:
+    """The ids of a text, one character at a time; tool call markup stays the control token that it is."""
+    for part in re.split("(</?tool_call>)", text):
+        pieces = [part] if part.endswith("tool_call>") else list(part)
+        for piece in pieces:
+            yield from tokenizer.encode(piece).ids
+
+
+ANTHROPIC_TOOLS: Any = [{"name": "Read", "description": "Read a file.", "input_schema": PARAMETERS}]
+OPENAI_TOOLS: Any = [
+    {"type": "function", "function": {"name": "Read", "description": "Read a file.", "parameters": PARAMETERS}}
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_anthropic_client_runs_a_tool_loop_on_one_path(tmp_path: Path, stream: bool) -> None:
+    async with clients_of(tmp_path, READ_TWICE, "Both read. ✅") as clients:
+        messages: list[Any] = [{"role": "user", "content": "Read both."}]
+        request: Any = {"model": "policy", "max_tokens": 500, "system": "Be brief.", "tools": ANTHROPIC_TOOLS}
+        first = await ask_anthropic(clients, stream, messages=messages, **request)
+        assert [block.type for block in first.content] == ["text", "tool_use", "tool_use"]
+        assert first.stop_reason == "tool_use"
+        calls = [block for block in first.content if block.type == "tool_use"]
+        assert [call.input for call in calls] == [{"path": "a.txt", "limit": 1.0}, {"path": "b.txt"}]
+        results = [{"type": "tool_result", "tool_use_id": call.id, "content": "ok"} for call in calls]
+        messages += [first.to_param(), {"role": "user", "content": results}]
+        second = await ask_anthropic(clients, stream, messages=messages, **request)
+        assert [block.text for block in second.content if block.type == "text"] == ["Both read. ✅"]
+        assert second.stop_reason == "end_turn"
+        clients.check_tokens()
+        for message, call in zip((first, second), clients.session.calls(), strict=True):
+            cached = message.usage.cache_read_input_tokens or 0
+            assert message.usage.input_tokens + cached == call.usage.input_tokens
+            assert message.usage.output_tokens == call.usage.output_tokens
+
+
+async def ask_anthropic(clients: Clients, stream: bool, **request: Any) -> anthropic.types.Message:
+    if not stream:
+        return await clients.anthropic.messages.create(**request)
+    async with clients.anthropic.messages.stream(**request) as events:
+        message = await events.get_final_message()
+    return anthropic.types.Message.model_validate(message.model_dump())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_openai_client_runs_a_tool_loop_on_one_path(tmp_path: Path, stream: bool) -> None:
+    async with clients_of(tmp_path, READ_TWICE, "Both read. ✅") as clients:
+        messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Read both."}]
+        request: Any = {"model": "policy", "max_completion_tokens": 500, "tools": OPENAI_TOOLS}
+        first = await ask_openai(clients, stream, messages=messages, **request)
+        choice = first.choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me look.")
+        calls = choice.message.tool_calls or []
+        spelled = [json.loads(call.function.arguments) for call in calls if call.type == "function"]
+        assert spelled == [{"path": "a.txt", "limit": 1.0}, {"path": "b.txt"}]
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in calls]
+        messages += [choice.message.model_dump(exclude_none=True), *results]
+        second = await ask_openai(clients, stream, messages=messages, **request)
+        assert second.choices[0].message.content == "Both read. ✅"
+        assert second.choices[0].finish_reason == "stop"
+        clients.check_tokens()
+        for completion, call in zip((first, second), clients.session.calls(), strict=True):
+            assert completion.usage is not None
+            assert completion.usage.prompt_tokens == call.usage.input_tokens
+            assert completion.usage.completion_tokens == call.usage.output_tokens
+
+
+async def ask_openai(clients: Clients, stream: bool, **request: Any) -> openai.types.chat.ChatCompletion:
+    if not stream:
+        return await clients.openai.chat.completions.create(**request)
+    options: Any = {"include_usage": True}
+    async with clients.openai.chat.completions.stream(stream_options=options, **request) as events:
+        completion = await events.get_final_completion()
+    return completion
+
+
+async def test_the_clients_read_keep_alives_empty_replies_and_length_stops(tmp_path: Path) -> None:
+    async with clients_of(tmp_path, "", "", "long reply", "long reply") as clients:
+        clients.engine.delay_s = 0.1
+        said: list[Any] = [{"role": "user", "content": "hi"}]
+        empty = await ask_anthropic(clients, True, model="policy", max_tokens=500, messages=said)
+        assert (empty.content, empty.stop_reason, empty.usage.output_tokens) == ([], "end_turn", 1)
+        also_empty = await ask_openai(clients, True, model="policy", messages=said)
+        assert not also_empty.choices[0].message.content
+        said[0]["content"] = "again"
+        cut = await ask_anthropic(clients, True, model="policy", max_tokens=4, messages=said)
+        assert (cut.content[0].to_dict()["text"], cut.stop_reason) == ("long", "max_tokens")
+        with pytest.raises(openai.LengthFinishReasonError) as caught:
+            await ask_openai(clients, True, model="policy", max_tokens=4, messages=said)
+        assert caught.value.completion.choices[0].message.content == "long"
+
+
+async def test_the_anthropic_client_counts_tokens_and_meets_errors_as_its_own(tmp_path: Path) -> None:
+    async with clients_of(tmp_path, "ok", EngineError("gone"), "unused") as clients:
+        said: list[Any] = [{"role": "user", "content": "hi"}]
+        counted = await clients.anthropic.messages.count_tokens(model="policy", messages=said)
+        answered = await ask_anthropic(clients, False, model="policy", max_tokens=9, messages=said)
+        assert counted.input_tokens == clients.session.calls()[0].usage.input_tokens
+        assert answered.content[0].to_dict()["text"] == "ok"
+        too_long: Any = [{"role": "user", "content": "x " * WINDOW}]
+        with pytest.raises(anthropic.BadRequestError, match=f"prompt is too long: [0-9]+ tokens > {WINDOW} maximum"):
+            await clients.anthropic.messages.create(model="policy", max_tokens=9, messages=too_long, stream=True)
+        image: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
+        with pytest.raises(anthropic.BadRequestError, match="content of type 'image' is not supported"):
+            await clients.anthropic.messages.create(model="policy", max_tokens=9, messages=image)
+        with pytest.raises(anthropic.APIStatusError, match="overloaded") as caught:
+            await ask_anthropic(clients, True, model="policy", max_tokens=10, messages=said)
+        assert caught.value.status_code == 200, "it came inside the stream"
+        with pytest.raises(anthropic.InternalServerError) as refused:
+            await ask_anthropic(clients, False, model="policy", max_tokens=11, messages=said)
+        assert refused.value.status_code == 529
+
+
+async def test_the_openai_client_lists_the_model_and_meets_errors_as_its_own(tmp_path: Path) -> None:
+    async with clients_of(tmp_path, EngineError("gone")) as clients:
+        assert [model.id async for model in clients.openai.models.list()] == ["policy"]
+        too_long: Any = [{"role": "user", "content": "x " * WINDOW}]
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 4000 tokens") as caught:
+            await clients.openai.chat.completions.create(model="policy", messages=too_long, stream=True)
+        assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(openai.APIError, match="overloaded"):
+            await ask_openai(clients, True, model="policy", messages=[{"role": "user", "content": "hi"}])
+        with pytest.raises(openai.InternalServerError):
+            await ask_openai(clients, False, model="policy", messages=[{"role": "user", "content": "hello"}])
