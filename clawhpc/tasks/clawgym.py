@@ -11,7 +11,6 @@ Its scripts name `/root/.openclaw/workspace` outright, so the workspace stands t
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -114,9 +113,3 @@ def _input_subdir(path: Path, mount: str | None, inputs: Path) -> str:
     if REWARD_FOLDER in first_names:
         raise _Fault(f"{path}: input_files would lie at {WORKSPACE_MOUNT}/{REWARD_FOLDER}, the verifier's own place")
     return str(subdir)
-
-
-def fill_workspace(task: TaskSpec, workspace: Path) -> None:
-    """Copy the input files of `task` into `workspace`, an empty folder on the host that exists. Links stay links."""
-    if task.input_dir is not None:
-        shutil.copytree(task.input_dir, workspace / task.input_subdir, symlinks=True, dirs_exist_ok=True)

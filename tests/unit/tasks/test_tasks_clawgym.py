@@ -7,7 +7,7 @@ import pytest
 
 from clawhpc.errors import UserError
 from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
-from clawhpc.tasks.clawgym import fill_workspace, load_tasks
+from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import GenerateSettings, generate_tasks
 
 
@@ -52,31 +52,20 @@ def test_a_task_as_the_published_data_set_has_it(tmp_path: Path) -> None:
         reward_dir=str(root / "reward"),
         metadata={"category": ""},
     )
-    workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    fill_workspace(task, workspace)
-    assert (workspace / "input" / "data.csv").read_text() == "1\n"
 
 
-def test_a_task_without_inputs_starts_in_an_empty_workspace(tmp_path: Path) -> None:
-    lay_task(tmp_path / "tasks", "bare", metadata=None)
-    fill_workspace(only_task(tmp_path / "tasks"), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
+def test_inputs_and_metadata_are_optional(tmp_path: Path) -> None:
+    lay_task(tmp_path, "bare", metadata=None)
+    task = only_task(tmp_path)
+    assert task.input_dir is None
+    assert task.metadata == {}
 
 
 def test_a_mount_below_the_workspace_moves_the_inputs_not_the_workspace(tmp_path: Path) -> None:
-    lay_task(tmp_path / "tasks", "deep", inputs={"a.txt": "a"}, input_mount_dir=f"{WORKSPACE_MOUNT}/in/put")
-    task = only_task(tmp_path / "tasks")
-    fill_workspace(task, tmp_path)
-    assert (tmp_path / "in" / "put" / "a.txt").read_text() == "a"
+    lay_task(tmp_path, "deep", inputs={"a.txt": "a"}, input_mount_dir=f"{WORKSPACE_MOUNT}/in/put")
+    task = only_task(tmp_path)
+    assert task.input_subdir == "in/put"
     assert task.workspace_mount == WORKSPACE_MOUNT
-
-
-def test_links_among_the_inputs_are_copied_as_links(tmp_path: Path) -> None:
-    root = lay_task(tmp_path / "tasks", "linked", inputs={"a.txt": "a"})
-    (root / "input_files" / "host").symlink_to("/etc/hostname")
-    fill_workspace(only_task(tmp_path / "tasks"), tmp_path)
-    assert (tmp_path / "host").is_symlink()
 
 
 @pytest.mark.parametrize(

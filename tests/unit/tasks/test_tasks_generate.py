@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.tasks.clawgym import fill_workspace, load_tasks
+from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import GeneratedTasks, GenerateSettings, generate_tasks
 from clawhpc.tasks.oracle import task_solution
 
@@ -76,8 +76,8 @@ def solved(tmp_path: Path) -> Path:
     tasks = load_tasks(generate_tasks(SMALL, tmp_path / "tasks").split("train")).tasks
     task = next(task for task in tasks if task.metadata["family"] == "append")
     workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    fill_workspace(task, workspace)
+    assert task.input_dir is not None
+    shutil.copytree(task.input_dir, workspace)
     shutil.copytree(task.reward_dir, workspace / "reward")
     assert reward(workspace) == "0"
     for step in task_solution(task).steps:

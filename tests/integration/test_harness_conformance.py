@@ -1,0 +1,250 @@
+"""Each pinned harness, real and unmodified in a real sandbox, behind the real proxy, with the oracle for a model.
+
+When a pin moves, these tests say what has changed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from clawhpc.errors import UserError
+from clawhpc.harness.base import Harness
+from clawhpc.harness.claude_code import ClaudeCodeSettings
+from clawhpc.harness.pi import PiSettings
+from clawhpc.harness.registry import HarnessSettings, make_harness
+from clawhpc.ledger import Ledger
+from clawhpc.proxy.respond import Prompt, ScriptedResponder
+from clawhpc.records import (
+    CallRole,
+    Conversation,
+    GroupKey,
+    GroupPlan,
+    Limits,
+    Outcome,
+    Reply,
+    RolloutRecord,
+    TaskSpec,
+    ToolCall,
+)
+from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.sandbox.base import Sandbox
+from clawhpc.sandbox.open import SandboxSettings
+from clawhpc.tasks.clawgym import load_tasks
+from clawhpc.tasks.families import FAMILIES, SmallTask, draw_task
+from clawhpc.tasks.generate import write_task
+from clawhpc.tasks.oracle import carry_over, oracle_reply, task_solution
+from clawhpc.wire.base import ContextOverflow
+from clawhpc.wire.canonical import canonical_arguments
+from tests.sandbox_parts import missing, working_sandbox
+
+pytestmark = [pytest.mark.anyio, pytest.mark.harness, pytest.mark.sandbox]
+
+FULL = ClaudeCodeSettings(bare=False)
+EVERY_HARNESS = pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("claude_code", ClaudeCodeSettings(), id="claude_code bare"),
+        pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
+        pytest.param("pi", PiSettings(), id="pi"),
+    ],
+)
+SUMMARY = "<summary>Nothing is done yet.</summary>"
+
+Script = Callable[[Conversation], Reply]
+
+
+@dataclass
+class Recorder:
+    """A model that answers from a script, and keeps what it was asked."""
+
+    script: Script
+    asked: list[Conversation] = field(default_factory=list)
+
+    def __call__(self, conversation: Conversation) -> Reply:
+        self.asked.append(conversation)
+        return self.script(conversation)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs a harness on a task with a script for a model."""
+
+    sandbox: Sandbox
+    cache_dir: Path
+    scratch: Path
+
+    def harness(self, name: str, settings: HarnessSettings) -> Harness:
+        harness = make_harness(name, settings, self.cache_dir / "harness")
+        try:
+            harness.check_install()
+        except UserError as error:
+            missing(str(error))
+        return harness
+
+    async def run(self, harness: Harness, task: TaskSpec, responder: ScriptedResponder) -> RolloutRecord:
+        key = GroupKey(phase="capture", step=0, task_id=task.task_id, harness=harness.name)
+        parts = RolloutParts(
+            sandbox=self.sandbox,
+            harness=harness,
+            responder=responder,
+            scratch=self.scratch,
+            limits=Limits(deadline_s=60.0, reserve_s=15.0),
+            model="policy",
+            context_window=32_000,
+            max_output_tokens=256,
+            worker_id="test",
+            now=time.time,
+        )
+        group = GroupPlan(key=key, task=task, num_samples=1, seed=0)
+        return await run_rollout(RolloutPlan(group=group, sample=0), parts)
+
+
+@pytest.fixture
+async def bench(ledger: Ledger, cache_dir: Path) -> Bench:
+    sandbox = await working_sandbox(SandboxSettings(kind="bubblewrap"), ledger, cache_dir)
+    return Bench(sandbox, cache_dir, ledger.scratch)
+
+
+def lay_tasks(folder: Path, family: str, num_tasks: int) -> tuple[TaskSpec, ...]:
+    """Different tasks of one family, as ClawGym folders."""
+    chance = random.Random(family)
+    for index in range(num_tasks):
+        write_task(draw_task(family, chance, "train"), f"{family}-{index}", folder)
+    return load_tasks(folder).tasks
+
+
+def comparable(conversation: Conversation) -> Conversation:
+    """Without the ids of tool calls, which no training token depends on."""
+    messages = (
+        replace(
+            message,
+            tool_call_id="",
+            tool_calls=tuple(
+                ToolCall(id="", name=call.name, arguments=canonical_arguments(call.arguments))
+                for call in message.tool_calls
+            ),
+        )
+        for message in conversation.messages
+    )
+    return replace(conversation, messages=tuple(messages))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The oracle solves every family in every harness, and its conversations carry over
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@EVERY_HARNESS
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_the_oracle_solves_tasks_and_its_conversation_is_that_of_another_task_carried_over(
+    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings, family: str
+) -> None:
+    harness = bench.harness(name, settings)
+    seen: list[tuple[SmallTask, Conversation]] = []
+    for task in lay_tasks(tmp_path, family, 2):
+        solution = task_solution(task)
+        recorder = Recorder(partial(oracle_reply, solution))
+        record = await bench.run(harness, task, ScriptedResponder(script=recorder))
+        assert (record.outcome, record.detail) == (Outcome.COMPLETED, "")
+        assert record.verdict is not None
+        assert record.verdict.reward == 1.0
+        assert [call.role for call in record.calls] == [CallRole.MAIN] * (len(solution.steps) + 1)
+        assert {call.protocol for call in record.calls} == {harness.protocol}
+        assert all(call.delivered for call in record.calls)
+        assert [call.continues_id for call in record.calls] == [None, *range(len(solution.steps))]
+        assert record.timings.harness_cpu_s > 0.0
+        seen.append((solution, comparable(recorder.asked[-1])))
+    (old, captured), (new, expected) = seen
+    assert comparable(carry_over(captured, old, new)) == expected
+
+
+async def test_a_harness_that_cannot_start_is_no_zero_of_the_policy(bench: Bench, tmp_path: Path) -> None:
+    (task,) = lay_tasks(tmp_path, "create", 1)
+    broken = make_harness("claude_code", ClaudeCodeSettings(), tmp_path)
+    program = broken.install_dir / "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+    program.parent.mkdir(parents=True)
+    shutil.copy("/bin/false", program)
+    record = await bench.run(broken, task, ScriptedResponder(script=lambda _: Reply()))
+    assert record.outcome is Outcome.SANDBOX_FAILED
+    assert record.verdict is None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What else a harness calls for
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_the_subagent_of_claude_code_is_told_apart_from_its_main_loop(bench: Bench, tmp_path: Path) -> None:
+    (task,) = lay_tasks(tmp_path, "create", 1)
+
+    def delegate(conversation: Conversation) -> Reply:
+        asked = any(task.instruction in message.text for message in conversation.messages)
+        if not asked or told(conversation, "tool"):
+            return Reply(text="Done.")
+        arguments = (
+            '{"description":"d","prompt":"Say done.","subagent_type":"general-purpose","run_in_background":false}'
+        )
+        return Reply(tool_calls=(ToolCall(id="call_0", name="Agent", arguments=arguments),), finish_reason="tool_calls")
+
+    record = await bench.run(bench.harness("claude_code", FULL), task, ScriptedResponder(script=delegate))
+    assert record.outcome is Outcome.COMPLETED
+    assert [call.role for call in record.calls] == [CallRole.MAIN, CallRole.SUBAGENT, CallRole.MAIN]
+    assert "x-claude-code-agent-id" in record.calls[1].headers
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullOnce(ScriptedResponder):
+    """Says once that the window is full, when the harness comes back with its first result."""
+
+    overflows: list[int] = field(default_factory=list)
+
+    def prepare(self, conversation: Conversation, recorded: object) -> Prompt:
+        if told(conversation, "tool") and not self.overflows:
+            self.overflows.append(len(conversation.messages))
+            raise ContextOverflow(40_000, 32_000)
+        return Prompt(conversation=conversation, rendered=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"), [("claude_code", ClaudeCodeSettings(compact=True)), ("pi", PiSettings(compact=True))]
+)
+async def test_compaction_is_told_apart_from_the_main_loop(
+    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
+) -> None:
+    (task,) = lay_tasks(tmp_path, "create", 1)
+    solution = task_solution(task)
+
+    def summarise(conversation: Conversation) -> Reply:
+        return Reply(text=SUMMARY) if responder.overflows else oracle_reply(solution, conversation)
+
+    responder = FullOnce(script=summarise)
+    record = await bench.run(bench.harness(name, settings), task, responder)
+    roles = [call.role for call in record.calls]
+    assert roles[:2] == [CallRole.MAIN, CallRole.MAIN]
+    assert CallRole.COMPACTION in roles[2:]
+
+
+@EVERY_HARNESS
+async def test_a_prompt_that_does_not_fit_ends_the_run_where_compaction_is_off(
+    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
+) -> None:
+    (task,) = lay_tasks(tmp_path, "create", 1)
+    responder = FullOnce(script=partial(oracle_reply, task_solution(task)))
+    record = await bench.run(bench.harness(name, settings), task, responder)
+    assert [call.role for call in record.calls] == [CallRole.MAIN, CallRole.MAIN]
+    assert record.outcome is Outcome.HARNESS_EXIT
+
+
+def told(conversation: Conversation, role: str) -> bool:
+    """A message of `role` stands in the history."""
+    return any(message.role == role for message in conversation.messages)
