@@ -1,0 +1,228 @@
+"""The order of a load, and what is trusted when one of its parts fails."""
+
+from __future__ import annotations
+
+import socket as sockets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from clawhpc.engine.client import SamplingParams, VllmEngine
+from clawhpc.errors import EngineError, UserError
+from clawhpc.records import PolicyVersion, Probe
+from clawhpc.serve.log import EngineLog
+from clawhpc.serve.server import PolicyServer, engine_folder, serve_policy
+from clawhpc.serve.settings import EngineSettings
+
+PROBE = Probe(token_ids=(1, 2), logprobs=(-1.0,), tolerance=1e-3)
+ORDER = [
+    "/pause?mode=wait",
+    "/collective_rpc",
+    "/update_weight_version",
+    "/reset_prefix_cache?reset_running_requests=False",
+    "/resume",
+    "/inference/v1/generate",
+]
+
+
+@dataclass
+class FakeProcess:
+    """Lives until its `end` is set."""
+
+    returncode: int | None = None
+    end: anyio.Event = field(default_factory=anyio.Event)
+
+    async def wait(self) -> int:
+        await self.end.wait()
+        self.returncode = -9
+        return -9
+
+
+@dataclass
+class Script:
+    """Answers as vLLM does, but for the routes in `faults`."""
+
+    faults: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    logprob: float = -1.0
+
+    async def answer(self, request: httpx2.Request) -> httpx2.Response:
+        self.asked.append(request.url.raw_path.decode())
+        if request.url.path in self.faults:
+            return await self.faults[request.url.path]()
+        if request.url.path == "/inference/v1/generate":
+            scored = [None, {"2": {"logprob": self.logprob}}]
+            choice = {"token_ids": [], "finish_reason": "stop"}
+            return httpx2.Response(200, json={"choices": [choice], "usage": {}, "prompt_logprobs": scored})
+        return httpx2.Response(200, json={"success": True})
+
+
+def server(script: Script, tmp_path: Path, process: Any = None, **settings: Any) -> PolicyServer:
+    transport = httpx2.MockTransport(script.answer)
+    engine = VllmEngine(Path("/run/e"), max_model_len=16, num_token_ids=10, transport=transport)
+    log = EngineLog(tmp_path / "log")
+    log.path.write_text("ValueError: no memory\n")
+    return PolicyServer(engine, process or FakeProcess(), EngineSettings(**settings), log)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> PolicyVersion:
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).touch()
+    return PolicyVersion(step=7, path=str(folder), digest="", renderer="qwen3", thinking=False, probe=PROBE)
+
+
+async def failed() -> httpx2.Response:
+    return httpx2.Response(500, json={"error": {"message": "shape mismatch"}})
+
+
+async def not_emptied() -> httpx2.Response:
+    return httpx2.Response(200, json={"success": False})
+
+
+async def hangs() -> httpx2.Response:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+@pytest.mark.anyio
+async def test_the_prefix_cache_is_emptied_before_calls_go_on(tmp_path: Path, policy: PolicyVersion) -> None:
+    script = Script()
+    running = server(script, tmp_path)
+    await running.load(policy)
+    assert script.asked == ORDER
+    assert running.policy_step == 7
+
+
+@pytest.mark.anyio
+async def test_calls_in_flight_that_go_on_have_their_prefix_computed_again(
+    tmp_path: Path, policy: PolicyVersion
+) -> None:
+    script = Script()
+    await server(script, tmp_path).load(policy, in_flight="keep")
+    assert script.asked[0] == "/pause?mode=keep"
+    assert "/reset_prefix_cache?reset_running_requests=True" in script.asked
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"/collective_rpc": failed}, "shape mismatch"),
+        ({"/reset_prefix_cache": not_emptied}, "could not be emptied"),
+        ({"/pause": hangs}, "did not load within 0.05 s"),
+    ],
+)
+async def test_a_failed_load_lets_calls_go_on_and_refuses_what_they_drew(
+    tmp_path: Path, policy: PolicyVersion, fault: dict[str, Any], told: str
+) -> None:
+    script = Script(faults=fault)
+    running = server(script, tmp_path, load_timeout_s=0.05)
+    with pytest.raises(EngineError, match=told):
+        await running.load(policy)
+    assert script.asked[-1] == "/resume"
+    with pytest.raises(EngineError, match="step 7 did not load"):
+        await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+
+
+@pytest.mark.anyio
+async def test_weights_that_the_probe_denies_draw_nothing_until_a_load_succeeds(
+    tmp_path: Path, policy: PolicyVersion
+) -> None:
+    script = Script()
+    running = server(script, tmp_path)
+    await running.load(policy)
+    script.logprob = -1.5
+    with pytest.raises(EngineError, match=r"difference of 0\.5"):
+        await running.load(replace(policy, step=8))
+    assert running.policy_step == 7
+    with pytest.raises(EngineError, match="step 8 did not load"):
+        await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+    script.logprob = -1.0
+    await running.load(replace(policy, step=9))
+    await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+
+
+@pytest.mark.anyio
+async def test_the_same_step_loaded_again_in_vain_is_refused_too(tmp_path: Path, policy: PolicyVersion) -> None:
+    script = Script()
+    running = server(script, tmp_path)
+    await running.load(policy)
+    script.faults["/collective_rpc"] = failed
+    with pytest.raises(EngineError):
+        await running.load(policy)
+    with pytest.raises(EngineError, match="did not load"):
+        await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+
+
+@pytest.mark.anyio
+async def test_a_folder_without_weights_does_not_reach_the_engine(tmp_path: Path, policy: PolicyVersion) -> None:
+    Path(policy.path, "model.safetensors").unlink()
+    script = Script()
+    with pytest.raises(UserError):
+        await server(script, tmp_path).load(policy)
+    assert script.asked == []
+
+
+@pytest.mark.anyio
+async def test_whoever_watches_learns_of_the_end(tmp_path: Path) -> None:
+    process = FakeProcess()
+    running = server(Script(), tmp_path, process)
+    assert running.alive
+    process.end.set()
+    with pytest.raises(EngineError, match="exit code -9: ValueError: no memory"):
+        await running.watch()
+    assert not running.alive
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("missing", "told"), [("vocab_size", "no vocab_size"), ("folder", "no such policy folder")])
+async def test_a_bad_policy_is_told_before_anything_starts(
+    tmp_path: Path, policy: PolicyVersion, missing: str, told: str
+) -> None:
+    if missing == "folder":
+        policy = replace(policy, path=str(tmp_path / "none"))
+    else:
+        Path(policy.path, "config.json").write_text("{}")
+        Path(policy.path, "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    with pytest.raises(UserError, match=told):
+        async with serve_policy(
+            EngineSettings(), policy, socket=tmp_path / "e", log=tmp_path / "log", environment={}, cache_dir=tmp_path
+        ):
+            raise AssertionError("it started")
+
+
+def test_a_socket_that_somebody_listens_on_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    with sockets.socket(sockets.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(UserError, match="another server listens here"), engine_folder(path):
+            raise AssertionError("it was taken")
+        assert path.exists()
+
+
+def test_a_socket_that_a_dead_engine_left_is_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    with sockets.socket(sockets.AF_UNIX) as other:
+        other.bind(str(path))
+    with engine_folder(path) as scratch:
+        assert not path.exists()
+        (scratch / "left").touch()
+        path.touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_too_long_for_sockets_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"too long for the engine's sockets by \d+"),
+        engine_folder(tmp_path / ("e" * 100)),
+    ):
+        raise AssertionError("it was taken")
