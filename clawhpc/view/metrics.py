@@ -1,0 +1,40 @@
+"""Lightning's CSV logs of a run, merged."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from pathlib import Path
+
+Points = list[tuple[float, float]]
+"""(step, value), ascending."""
+
+
+def read_metrics(folder: Path) -> dict[str, Points]:
+    """Every metric below `folder`; of a step that was logged twice (a resume), the newest file's value.
+
+    A line that is still being written, and values that are not finite numbers, are left out.
+    """
+    values: defaultdict[str, dict[float, float]] = defaultdict(dict)
+    for path in sorted(folder.rglob("metrics.csv"), key=lambda path: (path.stat().st_mtime, path)):
+        for row in csv.DictReader(_whole_lines(path)):
+            step = _number(row.pop("step", None))
+            for name, text in row.items():
+                value = _number(text)
+                if step is not None and value is not None and name not in (None, "epoch"):
+                    values[name][step] = value
+    return {name: sorted(points.items()) for name, points in sorted(values.items())}
+
+
+def _whole_lines(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return lines if not lines or lines[-1].endswith("\n") else lines[:-1]
+
+
+def _number(text: object) -> float | None:
+    try:
+        value = float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,112 @@
+"""Rows, the choice of what to embed, notices, and one rollout in detail."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawhpc.records import Outcome
+from clawhpc.view.detail import MAX_TEXT, TextTable, describe_rollout, split_text
+from clawhpc.view.summary import Row, choose_embedded, notices, short_number, summarise
+from tests.fakes.records import make_group, make_record
+from tests.fakes.run import decode, encode, make_calls
+
+
+def make_row(number: int, reward: float | None = 0.5, outcome: Outcome = Outcome.COMPLETED) -> Row:
+    record = make_record(make_group(num_samples=99), number, reward, outcome=outcome)
+    return dataclasses.replace(summarise(record), started_at=float(number))
+
+
+def test_the_latest_the_worst_the_best_and_the_failed_are_embedded() -> None:
+    rows = [make_row(number) for number in range(20)]
+    rows[1] = make_row(1, 0.0)
+    rows[2] = make_row(2, 1.0)
+    rows[3] = make_row(3, None, Outcome.ENGINE_FAILED)
+    chosen = choose_embedded(rows, 6)
+    assert {row.sample for row in rows if row.rollout_id in chosen} == {19, 18, 17, 1, 2, 3}
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=12), st.integers(0, 15))
+def test_as_many_are_embedded_as_asked_for_or_all(rewards: list[float | None], count: int) -> None:
+    rows = [make_row(number, reward) for number, reward in enumerate(rewards)]
+    assert len(choose_embedded(rows, count)) == min(count, len(rows))
+
+
+def test_a_quiet_run_has_no_notices() -> None:
+    rows = [make_row(number) for number in range(10)]
+    assert notices(rows, {"train/clip_share": [(0.0, 0.0), (1.0, 0.1)] * 5}) == []
+
+
+def test_failures_reencodings_and_metrics_that_never_move_are_noticed() -> None:
+    rows = [make_row(number) for number in range(8)] + [make_row(8, None, Outcome.SANDBOX_FAILED)]
+    rows[0] = dataclasses.replace(rows[0], reencoded=3)
+    dead = [(float(step), 0.0) for step in range(5)]
+    found = notices(rows, {"train/clip_share": dead, "credit/advantage_std": dead})
+    assert found[0] == "1 of 9 rollouts ended without training: 1 sandbox failed."
+    assert found[1].startswith("3 replies in 1 rollouts were encoded again")
+    assert [notice.split()[0] for notice in found[2:]] == ["No", "No"]
+
+
+def test_numbers_get_units() -> None:
+    assert [short_number(value) for value in (0, 12, 1234, 1_240_000)] == ["0", "12", "1.23 k", "1.24 M"]
+
+
+@given(st.text())
+def test_the_pieces_of_a_text_joined_are_the_text(text: str) -> None:
+    text = text.encode(errors="replace").decode()
+    pieces = split_text(encode(text), decode)
+    assert len(pieces) == len(encode(text))
+    assert "".join(pieces) == text
+
+
+@given(st.binary())
+def test_bytes_that_are_no_text_still_give_a_piece_per_token(data: bytes) -> None:
+    assert len(split_text(tuple(data), decode)) == len(data)
+
+
+def describe(kind: int) -> tuple[dict[str, object], TextTable]:
+    record = make_record(make_group(), calls=make_calls(kind, "sum", random.Random(0)))
+    texts = TextTable()
+    return describe_rollout(record, texts, decode), texts
+
+
+def test_a_tree_says_what_was_drawn_what_was_copied_and_what_was_dropped() -> None:
+    retries, _ = describe(1)
+    assert [node["dropped"] for node in retries["nodes"] if "call" in node] == [None, "dead", "dead", None, None]  # type: ignore[attr-defined]
+    moving, texts = describe(3)
+    nodes: list[dict[str, object]] = moving["nodes"]  # type: ignore[assignment]
+    copies = [node for node in nodes if node.get("continues") is not None]
+    assert [copy["continues"] for copy in copies] == [0, 1, 2, 3]
+    drawn = next(node for node in nodes if node.get("call") == 0)
+    assert "".join(drawn["pieces"]) == texts.texts[copies[0]["text"]]  # type: ignore[call-overload, arg-type]
+    assert len(drawn["pieces"]) == len(drawn["logprobs"]) == drawn["length"]  # type: ignore[arg-type]
+
+
+def test_subagents_and_side_calls_are_dropped_by_role() -> None:
+    detail, _ = describe(2)
+    dropped = {node["call"]: node["dropped"] for node in detail["nodes"] if "call" in node}  # type: ignore[attr-defined]
+    assert dropped == {0: "role", 1: None, 2: "role", 3: "role", 4: "role", 5: None}
+
+
+def test_a_rollout_without_tokens_has_messages_and_says_why_there_is_no_tree() -> None:
+    calls = make_calls(0, "sum", random.Random(0))
+    texts = TextTable()
+    text_only = tuple(dataclasses.replace(call, tokens=None) for call in calls)
+    detail = describe_rollout(make_record(make_group(), calls=text_only), texts, decode)
+    assert (detail["nodes"], detail["note"]) == ([], "None of its calls has tokens.")
+    assert len(detail["calls"]) == len(calls)
+    mixed = describe_rollout(make_record(make_group(), calls=(text_only[0], calls[1])), texts, decode)
+    assert mixed["note"].startswith("No tree: call 0 is a text-only record")
+    assert describe_rollout(make_record(make_group()), texts, decode)["note"] == "It made no call."
+
+
+def test_a_text_is_held_once_and_a_long_one_loses_its_middle() -> None:
+    texts = TextTable()
+    assert [texts.add("a"), texts.add("b"), texts.add("a")] == [0, 1, 0]
+    place = texts.add("x" * (MAX_TEXT + 100) + "end")
+    assert texts.shortened == 1
+    assert texts.texts[place].endswith("xend")
+    assert "103 characters left out" in texts.texts[place]
