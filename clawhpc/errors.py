@@ -60,3 +60,18 @@ def boundary(kind: type[BoundaryError], what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise kind(f"{what}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """One exception out of a task group comes out as itself; anyio always wraps it in a group.
+
+    Several at once stay a group: then no one of them is the cause.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from error.__cause__

@@ -66,6 +66,16 @@ class RunPaths:
         return self.root / "metrics"
 
     @property
+    def metrics_csv(self) -> Path:
+        """One row per step."""
+        return self.metrics / "metrics.csv"
+
+    @property
+    def finished(self) -> Path:
+        """Written when a run has ended as planned."""
+        return self.root / "finished.json"
+
+    @property
     def page(self) -> Path:
         """The self-contained HTML page of the run."""
         return self.root / "run.html"

@@ -379,7 +379,6 @@ class Timings:
     verify_s: float = 0.0
     teardown_s: float = 0.0
     harness_cpu_s: float = 0.0
-    verify_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

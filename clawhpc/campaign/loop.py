@@ -1,0 +1,164 @@
+"""The loop.
+
+    evaluate(0) → [ collect(k) → update → publish k+1 ] for each step k → evaluate(last)
+
+Every stage leaves its result in files before the next begins, and looks for it first. So the same command after a kill
+goes on where it was: plans that are there are taken as they are, rollouts that are there are not run again, the learner
+continues from its newest checkpoint (law 8).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import logging
+import shutil
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from clawhpc.campaign.collect import Collector
+from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.errors import UserError
+from clawhpc.learner.settings import LearnerSettings
+from clawhpc.passrate import tabulate
+from clawhpc.paths import RunPaths
+from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
+from clawhpc.store import publish_policy, read_policy, write_atomic
+from clawhpc.tasks.mix import plan_groups
+from clawhpc.tasks.sets import TaskSets
+
+log = logging.getLogger(__name__)
+
+
+class Campaign:
+    """One run of the loop, in one folder."""
+
+    def __init__(
+        self,
+        settings: CampaignSettings,
+        *,
+        paths: RunPaths,
+        collector: Collector,
+        tasks: TaskSets,
+        harnesses: Sequence[str],
+    ) -> None:
+        self._settings = settings
+        self._paths = paths
+        self._collector = collector
+        self._tasks = {task.task_id: task for task in tasks.train}
+        self._heldout = tasks.heldout[: settings.eval_tasks]
+        self._harnesses = harnesses
+        if tasks.heldout and len(self._heldout) < settings.eval_tasks:
+            raise UserError(f"campaign.eval_tasks={settings.eval_tasks}: there are only {len(self._heldout)} held out")
+
+    def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: Path) -> None:
+        """Evaluate the policy in folder `policy`, train it, evaluate what came of it."""
+        from clawhpc.learner.trainer import LearnerPaths, fit_rl  # torch: not before it is needed
+
+        install_policy(self._paths, policy)
+        self.evaluate(0)
+        if self._settings.num_steps:
+            last = fit_rl(
+                learner,
+                credit,
+                policy=self._paths.policy(0),
+                num_steps=self._settings.num_steps,
+                collect=self.collect,
+                policy_folder=self._paths.policy,
+                paths=LearnerPaths(checkpoints=self._paths.checkpoints, metrics=self._paths.metrics),
+            )
+            self.evaluate(last)
+        write_atomic(self._paths.finished, b"{}")
+
+    def collect(self, step: int) -> list[RolloutRecord] | None:
+        """The rollouts of training step `step`; None when the time for training is over."""
+        spent_s = seconds_trained(self._paths)
+        if self._settings.train_min and spent_s > 60 * self._settings.train_min:
+            log.info("%.1f minutes of training are over after %d steps", self._settings.train_min, step)
+            return None
+        pairs = plan_groups(
+            list(self._tasks),
+            self._harnesses,
+            step=step,
+            num_groups=self._settings.groups_per_step,
+            seed=self._settings.seed,
+        )
+        plan = make_plan(
+            "train",
+            step,
+            [(self._tasks[task_id], harness) for task_id, harness in pairs],
+            num_samples=self._settings.samples_per_group,
+            policy_step=step,
+            temperature=self._settings.temperature,
+            seed=self._settings.seed,
+        )
+        return self._collector.collect(plan)
+
+    def evaluate(self, policy_step: int) -> list[RolloutRecord]:
+        """Rollouts of PolicyVersion `policy_step` on the held-out tasks with each harness."""
+        pairs = [(task, harness) for task in self._heldout for harness in self._harnesses]
+        if not pairs:
+            return []
+        plan = make_plan(
+            "eval",
+            policy_step,
+            pairs,
+            num_samples=self._settings.eval_samples,
+            policy_step=policy_step,
+            temperature=self._settings.temperature,
+            seed=self._settings.seed,
+        )
+        records = self._collector.collect(plan)
+        log.info(
+            "policy of step %d on %d held-out tasks: pass@1 %s", policy_step, len(pairs), tabulate(records).pass_at_1
+        )
+        return records
+
+
+def seconds_trained(paths: RunPaths) -> float:
+    """Wall time of the steps that are done, collecting and learning, by the run's own log."""
+    if not paths.metrics_csv.exists():
+        return 0.0
+    with paths.metrics_csv.open(newline="") as file:
+        return sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in csv.DictReader(file))
+
+
+def install_policy(paths: RunPaths, source: Path) -> PolicyVersion:
+    """PolicyVersion 0 of the run: a copy of the policy in folder `source`."""
+    target = paths.policy(0)
+    if target.exists():
+        return read_policy(target)
+    policy = read_policy(source)
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(source, part)
+    return publish_policy(part, dataclasses.replace(policy, step=0, path=str(target)))
+
+
+def make_plan(
+    phase: Phase,
+    step: int,
+    pairs: Sequence[tuple[TaskSpec, str]],
+    *,
+    num_samples: int,
+    policy_step: int = 0,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> StepPlan:
+    """The plan that collects `num_samples` rollouts of each (task, harness).
+
+    Training draws differently at every step; evaluations of different steps draw with the same seeds.
+    """
+    draws = step if phase == "train" else 0
+    groups = tuple(
+        GroupPlan(
+            key=GroupKey(phase=phase, step=step, task_id=task.task_id, harness=harness),
+            task=task,
+            num_samples=num_samples,
+            seed=int.from_bytes(blake2b(f"{seed}/{phase}/{draws}/{index}".encode(), digest_size=4).digest()),
+        )
+        for index, (task, harness) in enumerate(pairs)
+    )
+    return StepPlan(phase=phase, step=step, policy_step=policy_step, temperature=temperature, groups=groups)

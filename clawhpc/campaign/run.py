@@ -1,0 +1,64 @@
+"""The folder of a run: which one a command goes on with, and that it is alone there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clawhpc.errors import UserError
+from clawhpc.paths import RunPaths
+from clawhpc.store import write_atomic
+
+
+@contextmanager
+def open_run(folder: Path, config: bytes) -> Iterator[RunPaths]:
+    """The unfinished run in `folder` with this very configuration, or a new one; nobody else has it within the block.
+
+    So the same command goes on after a kill, and begins afresh after a run that has finished. UserError when another
+    process is at work on it.
+    """
+    paths = find_run(folder, config) or new_run(folder, config)
+    with run_lock(paths):
+        yield paths
+
+
+def find_run(folder: Path, config: bytes) -> RunPaths | None:
+    """The unfinished run with this configuration; the newest, if there are several."""
+    for root in sorted(folder.glob("[0-9][0-9][0-9]"), reverse=True):
+        paths = RunPaths(root)
+        if not paths.finished.exists() and paths.config.exists() and paths.config.read_bytes() == config:
+            return paths
+    return None
+
+
+def new_run(folder: Path, config: bytes) -> RunPaths:
+    """A run under the next free number, which is its own also when two begin at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = max((int(root.name) for root in folder.glob("[0-9][0-9][0-9]")), default=0)
+    while True:
+        number += 1
+        try:
+            (folder / f"{number:03d}").mkdir()
+        except FileExistsError:
+            continue
+        paths = RunPaths(folder / f"{number:03d}")
+        write_atomic(paths.config, config)
+        return paths
+
+
+@contextmanager
+def run_lock(paths: RunPaths) -> Iterator[None]:
+    """Only one process at a time writes a run. UserError names the one that does."""
+    with paths.lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UserError(f"{paths.root} is in use by {file.read().strip() or 'another process'}") from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        file.flush()
+        yield

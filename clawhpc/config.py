@@ -1,0 +1,196 @@
+"""From YAML and the command line to typed settings.
+
+Each part keeps its own settings class, which holds the defaults; `RunConfig` puts them together, `conf/` overrides
+them, the command line overrides that. Hydra composes, msgspec checks the types; an unknown key names the known ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import hydra
+import msgspec
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.errors import ClawError, UserError
+from clawhpc.harness.claude_code import ClaudeCodeSettings
+from clawhpc.harness.pi import PiSettings
+from clawhpc.harness.registry import SETTINGS as HARNESSES
+from clawhpc.launch.settings import LaunchSettings
+from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
+from clawhpc.records import Limits
+from clawhpc.sandbox.open import SandboxSettings
+from clawhpc.serve.settings import EngineSettings
+from clawhpc.tasks.sets import TaskSettings
+from clawhpc.worker.settings import WorkerSettings, WorkerSpec
+
+PACKAGED_CONF = Path(__file__).parent / "conf"
+CONF_DIR = PACKAGED_CONF if PACKAGED_CONF.is_dir() else Path(__file__).parents[1] / "conf"
+"""In an installed package beside the code, in a checkout beside the package."""
+EXIT_USER = 2
+EXIT_MACHINE = 1
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Where a run is written."""
+
+    root: str = "runs"
+    name: str = "default"
+    """The run is `root/name/NNN`. The same configuration goes on with its unfinished run; another begins a new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessChoice:
+    """Which harnesses run the tasks; several are mixed."""
+
+    names: tuple[str, ...] = ("claude_code",)
+    claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
+    pi: PiSettings = field(default_factory=PiSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyChoice:
+    """Where training starts."""
+
+    folder: str | None = None
+    """A policy folder. Required by train and evaluate; sft writes it."""
+    shape: PolicySettings = field(default_factory=PolicySettings)
+    """Of a policy that sft makes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The whole configuration of a run."""
+
+    seed: int = 0
+    """Of everything: conf/config.yaml hands it on."""
+    cache_dir: str = ""
+    """Harness installs, images, compiled kernels, policies of the cold start."""
+    scratch_dir: str | None = None
+    """Node-local, with a short path; None for a folder of the user's in /tmp."""
+    run: RunSettings = field(default_factory=RunSettings)
+    tasks: TaskSettings = field(default_factory=TaskSettings)
+    harness: HarnessChoice = field(default_factory=HarnessChoice)
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    limits: Limits = field(default_factory=Limits)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    campaign: CampaignSettings = field(default_factory=CampaignSettings)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    credit: GroupCreditSettings = field(default_factory=GroupCreditSettings)
+    policy: PolicyChoice = field(default_factory=PolicyChoice)
+    cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
+
+    def policy_folder(self) -> Path:
+        """Where training or evaluation starts. UserError when it is not named."""
+        if self.policy.folder is None:
+            raise UserError("policy.folder: name the policy to start from; `python -m clawhpc.sft` makes one")
+        return Path(self.policy.folder)
+
+    def scratch_root(self) -> Path | None:
+        """Node-local folder for what is temporary; None for the ledger's own choice."""
+        return Path(self.scratch_dir) if self.scratch_dir else None
+
+    def worker_spec(self, run_root: Path) -> WorkerSpec:
+        """What a worker of this run is told. UserError names a harness that there is not."""
+        unknown = [name for name in self.harness.names if name not in HARNESSES]
+        if unknown or not self.harness.names:
+            raise UserError(f"harness.names={list(self.harness.names)}: allowed are {', '.join(HARNESSES)}")
+        return WorkerSpec(
+            run_root=str(run_root),
+            cache_dir=self.cache_dir,
+            scratch_root=self.scratch_dir,
+            worker=self.worker,
+            engine=self.engine,
+            sandbox=self.sandbox,
+            limits=self.limits,
+            harnesses={name: getattr(self.harness, name) for name in self.harness.names},
+        )
+
+
+def typed(cfg: DictConfig) -> RunConfig:
+    """The settings in `cfg`. UserError names the key that is unknown or has the wrong type."""
+    content = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(content, dict), "the root of a configuration is a mapping"
+    check_keys(content, RunConfig, "")
+    try:
+        return msgspec.convert(content, RunConfig)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UserError(str(error).replace("$.", "")) from error
+
+
+def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
+    """UserError names the first key that the settings class does not have."""
+    known = {one.name: one for one in fields(kind)}
+    types = msgspec.inspect.type_info(kind)
+    assert isinstance(types, msgspec.inspect.DataclassType), f"{kind} is a settings class"
+    kinds = {one.name: one.type for one in types.fields}
+    for key, value in content.items():
+        if key not in known:
+            raise UserError(f"unknown key {path}{key}; allowed are {', '.join(sorted(known))}")
+        inner = kinds[key]
+        if isinstance(value, dict) and isinstance(inner, msgspec.inspect.DataclassType):
+            check_keys(value, inner.cls, f"{path}{key}.")
+
+
+def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
+    """A command: composes the configuration, runs `task` on it, and turns errors into one line and an exit code."""
+    ConfigStore.instance().store(name="defaults", node=msgspec.to_builtins(RunConfig()))
+
+    def composed(cfg: DictConfig) -> None:
+        config = typed(cfg)
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout, force=True
+        )
+        task(config)
+
+    composed.__module__, composed.__name__ = task.__module__, task.__name__
+    command = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(composed)
+
+    def main() -> None:
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
+        try:
+            command()
+        except UserError as error:
+            fail(str(error), EXIT_USER)
+        except ClawError as error:
+            fail(str(error), EXIT_MACHINE)
+        except (HydraException, OmegaConfBaseException) as error:
+            fail(explain(error), EXIT_USER)
+        except OSError as error:
+            fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), EXIT_MACHINE)
+        except KeyboardInterrupt:
+            fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
+
+    return main
+
+
+def explain(error: Exception) -> str:
+    """A configuration error in one line, with what is allowed."""
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key and cause.parent_node is not None:
+        parent = cause.parent_node
+        if isinstance(parent, DictConfig):
+            return f"unknown key {cause.full_key}; allowed are {', '.join(sorted(map(str, parent)))}"
+    return " ".join(str(error).split())
+
+
+def fail(message: str, code: int) -> None:
+    """End the program with one line for a person."""
+    sys.stdout.flush()
+    print(f"clawhpc: {message}", file=sys.stderr)  # noqa: T201
+    raise SystemExit(code)

@@ -1,0 +1,1 @@
+"""Jobs through submitit: the only place that knows it."""

@@ -1,0 +1,22 @@
+"""Make a submitit executor from settings: `local` on this machine, `slurm` on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import submitit
+
+from clawhpc.errors import UserError
+from clawhpc.launch.settings import CLUSTERS, LaunchSettings
+
+
+def make_executor(settings: LaunchSettings, folder: Path) -> submitit.AutoExecutor:
+    """An executor that keeps its job files in `folder`. UserError names an unknown cluster or parameter."""
+    if settings.cluster not in CLUSTERS:
+        raise UserError(f"launch.cluster={settings.cluster!r}: must be one of {', '.join(CLUSTERS)}")
+    try:
+        executor = submitit.AutoExecutor(folder, cluster=settings.cluster)
+        executor.update_parameters(timeout_min=settings.timeout_min, name="clawhpc", **settings.parameters)
+    except (NameError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"launch.parameters: {error}") from error
+    return executor

@@ -1,0 +1,137 @@
+"""Keep a number of workers alive, and know which of them are.
+
+A worker is a submitit job. Its id is the pool's own, not the job's: process ids come round again. The pool never looks
+into rollouts; who is alive is all that the campaign needs to free the claims of the dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import submitit
+from submitit.helpers import DelayedSubmission
+
+from clawhpc.errors import ClawError, LaunchError, UserError
+from clawhpc.launch.executor import make_executor
+from clawhpc.launch.settings import LaunchSettings
+from clawhpc.ledger import Ledger
+from clawhpc.paths import RunPaths
+from clawhpc.store import write_atomic
+from clawhpc.worker.run import STOP_FILE, run_worker
+from clawhpc.worker.settings import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 20.0
+"""From the wish to stop until the job is cancelled: an engine needs some seconds to end."""
+POLL_S = 0.1
+"""A job's end can only be asked for: submitit has no call that waits for it with a deadline."""
+FAILURE_FILE = "failure.txt"
+"""In a worker's folder: one line for a person, written by a worker that gives up."""
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What submitit runs: one worker. Preempted, it is submitted again as it was; the store has its work."""
+
+    spec: WorkerSpec
+    worker_id: str
+
+    def __call__(self) -> None:
+        """Run until told to stop. A ClawError is left as one line in the worker's folder, and raised."""
+        try:
+            run_worker(self.spec, self.worker_id)
+        except ClawError as error:
+            kind = "user" if isinstance(error, UserError) else "machine"
+            folder = RunPaths(Path(self.spec.run_root)).workers / self.worker_id
+            write_atomic(folder / FAILURE_FILE, f"{kind}\n{error}\n".encode())
+            raise
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called by submitit at USR2: go on later with the same worker id, whose claims are still its own."""
+        return DelayedSubmission(self)
+
+
+class WorkerPool:
+    """`with WorkerPool(settings, spec) as pool:` — workers run inside the block and are gone after it."""
+
+    def __init__(self, settings: LaunchSettings, spec: WorkerSpec, ledger: Ledger) -> None:
+        """`ledger` is the campaign's: what runs on this machine must not outlive it; batch jobs may."""
+        self._settings = settings
+        self._ledger = ledger
+        self._spec = spec
+        self._paths = RunPaths(Path(spec.run_root))
+        self._executor = make_executor(settings, self._paths.workers / "submitit")
+        self._jobs: dict[str, submitit.Job[None]] = {}
+        self._num_restarts = 0
+
+    def __enter__(self) -> WorkerPool:
+        for _ in range(self._settings.num_workers):
+            self._submit()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(grace_s=STOP_GRACE_S if kind is None else 0.0)
+
+    def _submit(self) -> None:
+        worker_id = f"w{uuid.uuid4().hex[:8]}"
+        if self._settings.cluster == "local":
+            os.environ.update(self._ledger.environment)  # submitit hands its own environment on
+        self._jobs[worker_id] = self._executor.submit(WorkerJob(self._spec, worker_id))
+        log.info("worker %s is job %s, log %s", worker_id, self._jobs[worker_id].job_id, self.log_of(worker_id))
+
+    def log_of(self, worker_id: str) -> Path:
+        """The file into which a worker logs."""
+        return Path(self._jobs[worker_id].paths.stderr)
+
+    def logs(self) -> str:
+        """Where to read what the workers do."""
+        return "worker logs: " + ", ".join(str(self.log_of(worker_id)) for worker_id in self._jobs)
+
+    def check(self) -> frozenset[str]:
+        """Ids of the workers alive, the dead ones replaced. LaunchError when too many have died."""
+        for worker_id, job in list(self._jobs.items()):
+            if job.done():
+                self._replace(worker_id)
+        return frozenset(self._jobs)
+
+    def _replace(self, worker_id: str) -> None:
+        """Submit another worker for a dead one, unless that cannot help."""
+        log_file = self.log_of(worker_id)
+        kind, reason = self._failure(worker_id)
+        del self._jobs[worker_id]
+        if kind == "user":
+            raise UserError(reason)
+        self._num_restarts += 1
+        if self._num_restarts > self._settings.max_restarts:
+            raise LaunchError(f"{reason} ({self._num_restarts} workers have died; the last one's log is {log_file})")
+        log.warning("worker %s died: %s; starting another (log of the dead one: %s)", worker_id, reason, log_file)
+        self._submit()
+
+    def _failure(self, worker_id: str) -> tuple[str, str]:
+        """Whose fault a worker's death is, and why it died, in one line."""
+        note = self._paths.workers / worker_id / FAILURE_FILE
+        if note.exists():
+            kind, _, reason = note.read_text().partition("\n")
+            return kind, reason.strip()
+        return "machine", f"a worker ended without a word (job {self._jobs[worker_id].job_id})"
+
+    def close(self, grace_s: float) -> None:
+        """Ask every worker to stop, wait up to `grace_s`, then cancel what is left."""
+        for worker_id in self._jobs:
+            write_atomic(self._paths.workers / worker_id / STOP_FILE, b"")
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and not all(job.done() for job in self._jobs.values()):
+            time.sleep(POLL_S)
+        for job in self._jobs.values():
+            if not job.done():
+                job.cancel()
+        self._jobs.clear()

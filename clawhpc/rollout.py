@@ -1,0 +1,302 @@
+"""One rollout: boot → run → settle → verify → seal.
+
+One wall-clock deadline stands around all of it (law 5); `Limits.reserve_s` of it is kept back from the harness, so that
+a harness that times out is still verified. Whatever a part does, the result is a record with an `Outcome`; only
+cancellation from outside (the worker is told to stop) leaves none, and then the same plan is collected again later.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from clawhpc.errors import BoundaryError, EngineError, ProxyError, SandboxError, VerifierError, boundary, ungrouped
+from clawhpc.harness.base import Harness
+from clawhpc.proxy.app import open_session
+from clawhpc.proxy.respond import Responder
+from clawhpc.proxy.session import Session
+from clawhpc.records import (
+    CallRecord,
+    ExecResult,
+    GroupPlan,
+    Limits,
+    Outcome,
+    RolloutRecord,
+    TaskSpec,
+    Timings,
+    Verdict,
+    rollout_id,
+)
+from clawhpc.sandbox.base import PROXY_URL, Mount, Sandbox, SandboxCommand
+from clawhpc.tree.prune import prune_tree
+from clawhpc.verify.script import verify_workspace
+
+OUTCOME_OF: dict[type[BoundaryError], Outcome] = {
+    SandboxError: Outcome.SANDBOX_FAILED,
+    EngineError: Outcome.ENGINE_FAILED,
+    ProxyError: Outcome.PROXY_FAILED,
+    VerifierError: Outcome.VERIFIER_FAILED,
+}
+"""Which part of the machine failed -> how the rollout is recorded."""
+TEARDOWN_S = 5.0
+"""Of the deadline, what verification leaves for removing the workspace."""
+WORKSPACE, HOME, SOCKET = "workspace", "home", "p"
+"""What lies in a rollout's folder. The socket's name is short: the path of a unix socket has 107 bytes at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutParts:
+    """What a worker lends to each of its rollouts."""
+
+    sandbox: Sandbox
+    harness: Harness
+    responder: Responder
+    scratch: Path
+    """Node-local folder, with a short path."""
+    limits: Limits
+    model: str
+    """The name under which harnesses ask for the policy."""
+    context_window: int
+    """Tokens."""
+    max_output_tokens: int
+    worker_id: str
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """One sample of a group."""
+
+    group: GroupPlan
+    sample: int
+
+    @property
+    def rollout_id(self) -> str:
+        """Its one id."""
+        return rollout_id(self.group.key, self.sample)
+
+    @property
+    def task(self) -> TaskSpec:
+        """What is to be done."""
+        return self.group.task
+
+    @property
+    def seed(self) -> int:
+        """From which the seed of every call is derived."""
+        return self.group.seed + self.sample
+
+
+@dataclass
+class Trace:
+    """What is known so far about a rollout that is still running."""
+
+    calls: tuple[CallRecord, ...] = ()
+    limit: str | None = None
+    exec_result: ExecResult | None = None
+    verdict: Verdict | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Phase -> wall seconds."""
+
+    @contextmanager
+    def phase(self, name: str, kind: type[BoundaryError], deadline: float) -> Iterator[None]:
+        """Time one phase, bound it by `deadline`, and classify what escapes from it as `kind`."""
+        start = anyio.current_time()
+        try:
+            with boundary(kind, name), anyio.fail_after(max(0.0, deadline - start)):
+                yield
+        except kind as error:
+            if isinstance(error.__cause__, TimeoutError) and anyio.current_time() >= deadline:
+                raise kind(f"{name}: the deadline of the rollout passed") from error
+            raise
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + anyio.current_time() - start
+
+
+async def run_rollout(plan: RolloutPlan, parts: RolloutParts) -> RolloutRecord:
+    """Run `plan` to its end. Always a record, unless cancelled from outside."""
+    trace, started_at = Trace(), parts.now()
+    deadline = anyio.current_time() + parts.limits.deadline_s
+    try:
+        async with rollout_folder(parts.scratch, trace) as folder:
+            await play(plan, parts, folder, trace, deadline)
+        outcome, detail = ending(trace)
+    except BoundaryError as error:
+        outcome, detail = OUTCOME_OF[type(error)], str(error)
+    return seal(plan, parts, trace, outcome, detail, started_at)
+
+
+async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trace, deadline: float) -> None:
+    """Boot, run, settle and verify; what comes of it is in `trace`. Raises what the part that failed raised."""
+    run_deadline = deadline - parts.limits.reserve_s
+    with trace.phase("boot", SandboxError, run_deadline):
+        await to_thread.run_sync(lay_out, plan.task, folder)
+    async with open_session(
+        responder=parts.responder,
+        classify=parts.harness.classify,
+        limits=parts.limits,
+        seed=plan.seed,
+        socket=folder / SOCKET,
+        now=parts.now,
+    ) as session:
+        try:
+            with trace.phase("run", SandboxError, deadline):
+                trace.exec_result = await run_harness(plan, parts, folder, session, run_deadline)
+            with trace.phase("settle", ProxyError, deadline):
+                await session.settle(parts.limits.settle_s)
+        finally:
+            trace.calls, trace.limit = session.calls(), session.limit
+        if session.failure is not None:
+            raise session.failure
+    check_harness_started(trace)
+    with trace.phase("verify", VerifierError, deadline):
+        trace.verdict = await verify_workspace(
+            plan.task,
+            folder / WORKSPACE,
+            parts.sandbox,
+            sandbox_id=f"{plan.rollout_id}-verify",
+            timeout_s=max(1.0, deadline - TEARDOWN_S - anyio.current_time()),
+        )
+
+
+@asynccontextmanager
+async def rollout_folder(scratch: Path, trace: Trace) -> AsyncIterator[Path]:
+    """A folder of the rollout's own, gone afterwards whatever happened in it, cancellation included."""
+    folder = Path(await anyio.mkdtemp(prefix="r", dir=str(scratch)))
+    try:
+        yield folder
+    finally:
+        start = anyio.current_time()
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(remove_folder, folder)
+        trace.seconds["teardown"] = anyio.current_time() - start
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a rollout's folder, whatever permissions a harness left in it."""
+    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
+        directory.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def lay_out(task: TaskSpec, folder: Path) -> None:
+    """The workspace as the task begins with it, and an empty HOME."""
+    (folder / HOME).mkdir()
+    inputs = folder / WORKSPACE / task.input_subdir
+    inputs.mkdir(parents=True)
+    if task.input_dir is not None:
+        shutil.copytree(task.input_dir, inputs, symlinks=True, dirs_exist_ok=True)
+
+
+async def run_harness(
+    plan: RolloutPlan, parts: RolloutParts, folder: Path, session: Session, run_deadline: float
+) -> ExecResult | None:
+    """Run the harness until it ends or its time is up; None when the session said that it need not run on."""
+    command = harness_command(plan, parts, folder, PROXY_URL + session.base_path)
+    result = None
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+
+            async def stop_early() -> None:
+                await session.wait_stopped()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(stop_early)
+            result = await parts.sandbox.run(command, timeout_s=max(0.0, run_deadline - anyio.current_time()))
+            tasks.cancel_scope.cancel()
+    return result
+
+
+def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_url: str) -> SandboxCommand:
+    """What the sandbox is to run: the harness on the workspace, with its own HOME and its own proxy socket."""
+    task = plan.task
+    launch = parts.harness.launch_plan(
+        instruction=task.instruction,
+        base_url=base_url,
+        workspace_mount=task.workspace_mount,
+        model=parts.model,
+        context_window=parts.context_window,
+        max_output_tokens=parts.max_output_tokens,
+    )
+    for name, content in launch.files.items():
+        path = folder / HOME / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    installs = tuple(Mount(source=Path(source), target=target) for source, target in launch.read_only.items())
+    return SandboxCommand(
+        sandbox_id=plan.rollout_id,
+        argv=launch.argv,
+        env=launch.env,
+        cwd=task.workspace_mount,
+        mounts=(Mount(source=folder / WORKSPACE, target=task.workspace_mount, writable=True), *installs),
+        home=folder / HOME,
+        proxy_socket=folder / SOCKET,
+    )
+
+
+def check_harness_started(trace: Trace) -> None:
+    """SandboxError when the harness ended before its first call: then the policy had no part in it."""
+    result = trace.exec_result
+    if result is not None and not trace.calls and trace.limit is None:
+        tail = (result.stderr_tail or result.stdout_tail).strip()[-500:]
+        ended = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
+        raise SandboxError(f"the harness {ended} before its first model call: {tail!r}")
+
+
+def ending(trace: Trace) -> tuple[Outcome, str]:
+    """How a rollout ended in which every part did its work, and why, for a person."""
+    if trace.limit is not None:
+        return Outcome.LIMIT, trace.limit
+    result = trace.exec_result
+    assert result is not None, "without a limit or a failure the harness has run to its end"
+    if result.timed_out:
+        return Outcome.TIMEOUT, f"the harness was stopped after {result.wall_s:.0f} s"
+    if result.exit_code != 0:
+        return Outcome.HARNESS_EXIT, f"exit code {result.exit_code}: {result.stderr_tail.strip()[-500:]}"
+    return Outcome.COMPLETED, ""
+
+
+def seal(
+    plan: RolloutPlan, parts: RolloutParts, trace: Trace, outcome: Outcome, detail: str, started_at: float
+) -> RolloutRecord:
+    """The record. Its tree is built here once, so that a rollout whose calls make no tree is known as such (law 2)."""
+    verdict, dropped = trace.verdict, {}
+    try:
+        with boundary(ProxyError, "its calls make no tree"):
+            if all(call.tokens is not None for call in trace.calls if call.reply is not None):
+                pruned = prune_tree(plan.rollout_id, trace.calls, max_live_leaves=parts.limits.max_live_leaves)
+                dropped = pruned.dropped_leaves
+                if pruned.over_branched and verdict is not None:
+                    outcome, detail = Outcome.OVER_BRANCHED, f"live leaves per conversation: {pruned.live_leaves}"
+    except ProxyError as error:
+        outcome, detail, verdict = Outcome.PROXY_FAILED, str(error), None
+    return RolloutRecord(
+        rollout_id=plan.rollout_id,
+        key=plan.group.key,
+        sample=plan.sample,
+        seed=plan.seed,
+        instruction=plan.task.instruction,
+        calls=trace.calls,
+        outcome=outcome,
+        detail=detail,
+        verdict=verdict,
+        exec_result=trace.exec_result,
+        timings=timings(trace, started_at),
+        worker_id=parts.worker_id,
+        dropped_leaves=dropped,
+    )
+
+
+def timings(trace: Trace, started_at: float) -> Timings:
+    """Seconds of each phase that was reached."""
+    return Timings(
+        started_at=started_at,
+        **{f"{name}_s": trace.seconds.get(name, 0.0) for name in ("boot", "run", "settle", "verify", "teardown")},
+        harness_cpu_s=trace.exec_result.cpu_s if trace.exec_result else 0.0,
+    )

@@ -1,0 +1,61 @@
+"""The two task sets of a run: what it trains on, and what it is evaluated on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from clawhpc.errors import UserError
+from clawhpc.records import TaskSpec
+from clawhpc.tasks.clawgym import load_tasks
+from clawhpc.tasks.generate import GenerateSettings, generate_tasks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Which tasks there are."""
+
+    folder: str | None = None
+    """ClawGym folder for training; None for generated tasks."""
+    heldout: str | None = None
+    """ClawGym folder for evaluation, none of whose tasks is in `folder`; None with `folder`: nothing is evaluated."""
+    generate: GenerateSettings = field(default_factory=GenerateSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSets:
+    """Tasks to train on, and tasks to evaluate on; no task is in both."""
+
+    train: tuple[TaskSpec, ...]
+    heldout: tuple[TaskSpec, ...]
+
+
+def load_task_sets(settings: TaskSettings, cache_dir: Path) -> TaskSets:
+    """Load, or generate into the cache. A faulty task is named in the log and left out. UserError when none is left."""
+    if settings.folder is None:
+        digest = hashlib.sha256(msgspec.json.encode(settings.generate)).hexdigest()[:12]
+        generated = generate_tasks(settings.generate, cache_dir / "tasks" / digest)
+        train, heldout = generated.split("train"), generated.split("heldout")
+        return TaskSets(train=_load(train), heldout=_load(heldout))
+    sets = TaskSets(
+        train=_load(Path(settings.folder)), heldout=_load(Path(settings.heldout)) if settings.heldout else ()
+    )
+    shared = {task.task_id for task in sets.train} & {task.task_id for task in sets.heldout}
+    if shared:
+        raise UserError(
+            f"tasks.heldout={settings.heldout}: {len(shared)} tasks are in tasks.folder too, e.g. {min(shared)}"
+        )
+    return sets
+
+
+def _load(folder: Path) -> tuple[TaskSpec, ...]:
+    loaded = load_tasks(folder)
+    for fault in loaded.faults:
+        log.warning("task left out: %s", fault)
+    return loaded.tasks

@@ -1,0 +1,1 @@
+"""One allocation's engine, proxy and rollouts, working through the groups that a campaign plans."""

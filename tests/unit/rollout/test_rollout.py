@@ -1,0 +1,324 @@
+"""Every way in which a rollout can end gives one record, and leaves nothing behind (laws 5, 6 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import anyio.lowlevel
+import httpx2
+import pytest
+
+from clawhpc.errors import EngineError, SandboxError, UserError
+from clawhpc.harness.base import WireName
+from clawhpc.proxy.respond import Responder
+from clawhpc.records import CallRole, Conversation, ExecResult, LaunchPlan, Limits, Outcome, RolloutRecord, TaskSpec
+from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.sandbox.base import PROXY_URL, SandboxCommand
+from tests.fakes.caller import policy
+from tests.fakes.engine import FakeEngine, replies
+from tests.fakes.records import make_group, make_task
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(deadline_s=5.0, reserve_s=2.5, settle_s=0.1)
+OK = ExecResult(exit_code=0, stdout_tail="1\n", stderr_tail="", wall_s=0.1, cpu_s=0.05, timed_out=False)
+
+Program = Callable[[SandboxCommand], Awaitable[ExecResult]]
+
+
+async def succeed(command: SandboxCommand) -> ExecResult:
+    return OK
+
+
+async def hang(command: SandboxCommand) -> ExecResult:
+    await anyio.sleep_forever()
+    return OK
+
+
+@dataclass
+class FakeSandbox:
+    """Runs Python in place of the harness and of the verifier; a program over its time ends as a real one does."""
+
+    harness: Program
+    verifier: Program = succeed
+    commands: list[SandboxCommand] = field(default_factory=list)
+    name: str = "fake"
+
+    async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
+        self.commands.append(command)
+        with anyio.move_on_after(timeout_s):
+            return await (self.verifier if command.proxy_socket is None else self.harness)(command)
+        return replace(OK, exit_code=124, timed_out=True)
+
+
+@dataclass(frozen=True)
+class FakeHarness:
+    """Its program is the fake sandbox's; it has one file and one read-only folder."""
+
+    name: ClassVar[str] = "pi"
+    protocol: ClassVar[WireName] = "anthropic"
+    version: ClassVar[str] = "1"
+    install_dir: Path = Path("/nowhere")
+
+    def check_install(self) -> None:
+        raise UserError("not installed")
+
+    def launch_plan(
+        self,
+        instruction: str,
+        base_url: str,
+        workspace_mount: str,
+        model: str,
+        context_window: int,
+        max_output_tokens: int,
+    ) -> LaunchPlan:
+        return LaunchPlan(
+            argv=("/opt/agent", instruction),
+            env={"BASE_URL": base_url},
+            files={".config/agent.json": model},
+            read_only={str(self.install_dir): "/opt"},
+        )
+
+    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
+        return CallRole.MAIN, {}
+
+
+async def ask(command: SandboxCommand, *words: str) -> int:
+    """One Messages call of a harness, over its socket; the status."""
+    url = command.env["BASE_URL"].replace(PROXY_URL, "http://proxy")
+    messages = [{"role": "user", "content": word} for word in words]
+    body = {"model": "policy", "max_tokens": 20, "messages": messages}
+    async with httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(command.proxy_socket))) as client:
+        return (await client.post(f"{url}/v1/messages", json=body)).status_code
+
+
+async def one_call(command: SandboxCommand) -> ExecResult:
+    assert await ask(command, "hello") == 200
+    return OK
+
+
+def parts_of(tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None = None, **limits: float) -> RolloutParts:
+    return RolloutParts(
+        sandbox=sandbox,
+        harness=FakeHarness(),
+        responder=responder or policy(FakeEngine(replies("one", "two", "three"))),
+        scratch=tmp_path,
+        limits=replace(LIMITS, **limits),
+        model="policy",
+        context_window=1000,
+        max_output_tokens=20,
+        worker_id="w0",
+        now=lambda: 1_790_000_000.0,
+    )
+
+
+def plan_of(task: TaskSpec | None = None) -> RolloutPlan:
+    return RolloutPlan(group=make_group(task=task or make_task()), sample=1)
+
+
+async def roll(
+    tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None = None, **limits: float
+) -> RolloutRecord:
+    """One rollout, which leaves nothing in the scratch folder."""
+    with anyio.fail_after(10):
+        record = await run_rollout(plan_of(), parts_of(tmp_path, sandbox, responder, **limits))
+    assert list(tmp_path.iterdir()) == []
+    return record
+
+
+async def test_a_rollout_that_ends_well_has_its_calls_and_its_verdict(tmp_path: Path) -> None:
+    record = await roll(tmp_path, FakeSandbox(one_call))
+    assert record.outcome is Outcome.COMPLETED
+    assert record.verdict is not None
+    assert (record.verdict.reward, len(record.calls), record.trains) == (1.0, 1, True)
+    assert record.rollout_id.endswith("-001")
+    assert record.seed == 8
+
+
+async def test_the_harness_gets_its_files_its_installs_and_the_workspace_as_cwd(tmp_path: Path) -> None:
+    source = tmp_path / "inputs"
+    source.mkdir()
+    (source / "in.txt").write_text("data")
+    seen: dict[str, str] = {}
+
+    async def look(command: SandboxCommand) -> ExecResult:
+        workspace = next(mount.source for mount in command.mounts if mount.target == command.cwd)
+        seen["input"] = (workspace / "in.txt").read_text()
+        assert command.home is not None
+        seen["file"] = (command.home / ".config/agent.json").read_text()
+        seen["install"] = next(str(mount.source) for mount in command.mounts if not mount.writable)
+        return await one_call(command)
+
+    scratch = tmp_path / "s"
+    scratch.mkdir()
+    task = replace(make_task(), input_dir=str(source))
+    record = await run_rollout(plan_of(task), parts_of(scratch, FakeSandbox(look)))
+    assert record.outcome is Outcome.COMPLETED
+    assert seen == {"input": "data", "file": "policy", "install": "/nowhere"}
+
+
+async def test_the_verifier_runs_in_a_sandbox_of_its_own_without_the_proxy(tmp_path: Path) -> None:
+    sandbox = FakeSandbox(one_call)
+    await roll(tmp_path, sandbox)
+    harness, verifier = sandbox.commands
+    assert harness.proxy_socket is not None
+    assert verifier.proxy_socket is None
+    reward_dir = make_task().reward_dir
+    assert not any(str(mount.source).startswith(reward_dir) for mount in harness.mounts)
+    assert any(str(mount.source) == reward_dir for mount in verifier.mounts)
+
+
+async def test_a_harness_that_times_out_is_still_verified(tmp_path: Path) -> None:
+    async def call_and_hang(command: SandboxCommand) -> ExecResult:
+        await one_call(command)
+        return await hang(command)
+
+    record = await roll(tmp_path, FakeSandbox(call_and_hang), deadline_s=3.0, reserve_s=2.5)
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.trains
+
+
+async def test_a_harness_that_fails_is_verified_and_its_reward_trains(tmp_path: Path) -> None:
+    async def crash(command: SandboxCommand) -> ExecResult:
+        await one_call(command)
+        return replace(OK, exit_code=1, stderr_tail="oh no")
+
+    record = await roll(tmp_path, FakeSandbox(crash))
+    assert record.outcome is Outcome.HARNESS_EXIT
+    assert "oh no" in record.detail
+    assert record.trains
+
+
+async def test_a_harness_that_ends_before_its_first_call_is_a_failure_of_the_machine(tmp_path: Path) -> None:
+    async def missing_library(command: SandboxCommand) -> ExecResult:
+        return replace(OK, exit_code=127, stderr_tail="libfoo.so: not found")
+
+    record = await roll(tmp_path, FakeSandbox(missing_library))
+    assert record.outcome is Outcome.SANDBOX_FAILED
+    assert "libfoo.so" in record.detail
+    assert record.verdict is None
+
+
+async def test_a_sandbox_that_does_not_start_is_an_outcome(tmp_path: Path) -> None:
+    async def refuse(command: SandboxCommand) -> ExecResult:
+        raise SandboxError("no user namespaces")
+
+    record = await roll(tmp_path, FakeSandbox(refuse))
+    assert (record.outcome, record.detail) == (Outcome.SANDBOX_FAILED, "no user namespaces")
+
+
+async def test_an_engine_that_fails_is_the_cause_whatever_the_harness_then_does(tmp_path: Path) -> None:
+    async def carry_on(command: SandboxCommand) -> ExecResult:
+        assert await ask(command, "hello") >= 500
+        return OK
+
+    record = await roll(tmp_path, FakeSandbox(carry_on), policy(FakeEngine(replies(EngineError("out of memory")))))
+    assert record.outcome is Outcome.ENGINE_FAILED
+    assert "out of memory" in record.detail
+    assert record.verdict is None
+
+
+async def test_a_failed_engine_ends_the_harness_early(tmp_path: Path) -> None:
+    async def wait_for_ever(command: SandboxCommand) -> ExecResult:
+        await ask(command, "hello")
+        return await hang(command)
+
+    responder = policy(FakeEngine(replies(EngineError("dead"))))
+    record = await roll(tmp_path, FakeSandbox(wait_for_ever), responder, deadline_s=60.0, reserve_s=2.0)
+    assert record.outcome is Outcome.ENGINE_FAILED
+
+
+async def test_a_limit_ends_the_harness_and_the_workspace_is_verified(tmp_path: Path) -> None:
+    async def loop(command: SandboxCommand) -> ExecResult:
+        words: list[str] = []
+        while True:
+            words.append("again")
+            with anyio.CancelScope(shield=True):  # anyio's unix streams do not like to be cancelled while they read
+                await ask(command, *words)
+            await anyio.lowlevel.checkpoint()
+
+    record = await roll(tmp_path, FakeSandbox(loop), max_calls=2, deadline_s=60.0, reserve_s=2.0)
+    assert (record.outcome, record.detail) == (Outcome.LIMIT, "calls")
+    assert len(record.calls) == 2
+    assert record.trains
+
+
+async def test_a_verifier_that_says_nonsense_is_an_outcome_and_no_reward(tmp_path: Path) -> None:
+    async def nonsense(command: SandboxCommand) -> ExecResult:
+        return replace(OK, stdout_tail="nan\n")
+
+    record = await roll(tmp_path, FakeSandbox(one_call, nonsense))
+    assert record.outcome is Outcome.VERIFIER_FAILED
+    assert record.verdict is None
+    assert not record.trains
+
+
+async def test_a_verifier_that_hangs_is_stopped_within_the_deadline(tmp_path: Path) -> None:
+    record = await roll(tmp_path, FakeSandbox(one_call, hang), deadline_s=3.0, reserve_s=2.0)
+    assert record.outcome is Outcome.VERIFIER_FAILED
+
+
+async def test_calls_that_are_open_when_the_harness_ends_are_recorded_as_cancelled(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("late"), gate=anyio.Event())
+
+    async def ask_and_leave(command: SandboxCommand) -> ExecResult:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, command, "hello")
+            await engine.asked.wait()
+            tasks.cancel_scope.cancel()
+        return OK
+
+    record = await roll(tmp_path, FakeSandbox(ask_and_leave), policy(engine))
+    (call,) = record.calls
+    assert "cancelled" in call.failure
+    assert call.tokens is None
+    assert len(engine.cancelled) == 1
+
+
+async def test_a_cancelled_rollout_leaves_neither_a_record_nor_a_file(tmp_path: Path) -> None:
+    started = anyio.Event()
+
+    async def start_and_hang(command: SandboxCommand) -> ExecResult:
+        started.set()
+        return await hang(command)
+
+    records: list[RolloutRecord] = []
+
+    async def collect() -> None:
+        records.append(await run_rollout(plan_of(), parts_of(tmp_path, FakeSandbox(start_and_hang))))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collect)
+            await started.wait()
+            tasks.cancel_scope.cancel()
+    assert records == []
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_folders_that_the_harness_locked_are_removed_all_the_same(tmp_path: Path) -> None:
+    async def lock(command: SandboxCommand) -> ExecResult:
+        workspace = next(mount.source for mount in command.mounts if mount.writable)
+        (workspace / "deep" / "deeper").mkdir(parents=True)
+        (workspace / "deep" / "link").symlink_to("/etc")
+        (workspace / "deep").chmod(0o000)
+        return await one_call(command)
+
+    await roll(tmp_path, FakeSandbox(lock))
+    assert Path("/etc").exists()
+
+
+async def test_too_many_live_leaves_discard_the_rollout_but_keep_its_reward(tmp_path: Path) -> None:
+    async def branch(command: SandboxCommand) -> ExecResult:
+        for word in ("a", "b", "c"):
+            await ask(command, word)
+        return OK
+
+    record = await roll(tmp_path, FakeSandbox(branch), max_live_leaves=0)
+    assert record.outcome is Outcome.OVER_BRANCHED
+    assert record.verdict is not None
+    assert not record.trains
