@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from clawhpc.view.metrics import Points
-from clawhpc.view.summary import PARTS, Row, by_step, mean_rewards
+from clawhpc.view.summary import PARTS, Row, by_step, mean_rewards, short_number
 
 SIZE = 1000.0
 SMOOTH_FROM = 20
@@ -55,6 +55,10 @@ LEARNING = (
     ("train/grad_norm", "Gradient norm", "before clipping"),
 )
 """Metric, title and meaning of the charts that are shown first."""
+COMPUTED = {"tree/row_tokens": "as trees", "tree/path_tokens": "as paths"}
+"""Metric -> its name in the chart of what sharing saves."""
+STEP_TIME = {"time/collect_s": "collect", "time/build_s": "build", "time/learn_s": "learn"}
+"""Metric -> its name in the chart of where a step's time goes."""
 
 
 def learning_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Chart]:
@@ -75,12 +79,26 @@ def learning_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[
     return _with_points([reward, *known])
 
 
-def rollout_charts(rows: Sequence[Row]) -> list[Chart]:
-    """Lengths and times per training step, from the rollouts themselves."""
-    time = Chart(
+def cost_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Chart]:
+    """Lengths and times per training step: of the rollouts, and of the step as a whole."""
+    parts = Chart(
         title="Time per part",
         hint="mean seconds per rollout",
         series=tuple(Series(name=part, points=_means(rows, partial(_seconds_of, part))) for part in PARTS),
+        stacked=True,
+        unit=" s",
+        from_zero=True,
+    )
+    computed = Chart(
+        title="Tokens computed",
+        hint="per step; what sharing saves",
+        series=_named_series(COMPUTED, metrics),
+        from_zero=True,
+    )
+    steps = Chart(
+        title="Time per step",
+        hint="seconds, from plan to new policy",
+        series=_named_series(STEP_TIME, metrics),
         stacked=True,
         unit=" s",
         from_zero=True,
@@ -90,19 +108,26 @@ def rollout_charts(rows: Sequence[Row]) -> list[Chart]:
             _mean_chart("Tokens drawn", "mean per rollout", rows, lambda row: row.num_drawn),
             _mean_chart("Calls", "mean per rollout", rows, lambda row: row.num_calls),
             _mean_chart("Longest prompt", "mean tokens", rows, lambda row: row.peak_context),
-            time,
+            parts,
+            computed,
+            steps,
         ]
     )
 
 
 def other_charts(metrics: Mapping[str, Points]) -> list[Chart]:
     """Every metric that no other chart shows."""
-    shown = {name for name, _, _ in LEARNING} | {"train/reward"}
+    shown = {name for name, _, _ in LEARNING} | {"train/reward", "credit/reward_mean", *COMPUTED, *STEP_TIME}
     return [
         Chart(title=name, hint="", series=(Series(name=name, points=points),))
         for name, points in metrics.items()
         if name not in shown and points
     ]
+
+
+def _named_series(names: Mapping[str, str], metrics: Mapping[str, Points]) -> tuple[Series, ...]:
+    """Those of the metrics that have points."""
+    return tuple(Series(name=name, points=metrics[metric]) for metric, name in names.items() if metrics.get(metric))
 
 
 def _mean_chart(title: str, hint: str, rows: Sequence[Row], value: Callable[[Row], float]) -> Chart:
@@ -219,12 +244,12 @@ def _lines(series: Sequence[Series], frame: Frame) -> list[Shape]:
 
 
 def _stack(series: Sequence[Series]) -> tuple[Series, ...]:
-    """Each series on top of those before it; all have the same steps."""
-    height: dict[float, float] = {}
+    """Each series on top of those before it; where one has no value, it adds nothing."""
+    height = dict.fromkeys(sorted({x for one in series for x, _ in one.points}), 0.0)
     stacked = []
     for one in series:
-        height = {x: height.get(x, 0.0) + y for x, y in one.points}
-        stacked.append(Series(name=one.name, points=sorted(height.items())))
+        height = height | {x: height[x] + y for x, y in one.points}
+        stacked.append(Series(name=one.name, points=list(height.items())))
     return tuple(stacked)
 
 
@@ -276,9 +301,9 @@ def _num_ticks(low: float, high: float, step: float) -> int:
 
 
 def format_number(value: float) -> str:
-    """Short: four digits, exponents only where they must be."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 10_000 or abs(value) < 0.001:
-        return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.4g}"
+    """Short: three digits, with a unit from 10,000 on, an exponent below 0.001."""
+    if abs(value) >= 10_000:
+        return short_number(value)
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.3g}".replace("e-0", "e-")

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from clawhpc.paths import RunPaths
 from clawhpc.records import POLICY_OUTCOMES
 from clawhpc.store import count_rollouts, open_plans, published_steps, read_plans, read_rollouts, write_atomic
-from clawhpc.view.curves import Drawing, draw, learning_charts, other_charts, rollout_charts
+from clawhpc.view.curves import Drawing, cost_charts, draw, learning_charts, other_charts
 from clawhpc.view.detail import Decode, TextTable, describe_rollout
 from clawhpc.view.metrics import Points, read_metrics
 from clawhpc.view.summary import Row, choose_embedded, count_dropped, count_outcomes, figures, notices, summarise
@@ -95,7 +95,7 @@ def draw_sections(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Se
     """All curves of the page; a section may be empty."""
     return [
         Section(title="Learning", drawings=tuple(map(draw, learning_charts(rows, metrics)))),
-        Section(title="Lengths and times", drawings=tuple(map(draw, rollout_charts(rows)))),
+        Section(title="Lengths and times", drawings=tuple(map(draw, cost_charts(rows, metrics)))),
         Section(title="Everything else that was logged", drawings=tuple(map(draw, other_charts(metrics))), folded=True),
     ]
 

@@ -47,13 +47,21 @@ def test_bands_stand_on_one_another() -> None:
     assert drawing.shapes[1].path == "M0.0 0.0L1000.0 0.0L1000.0 750.0L0.0 750.0Z"
 
 
+def test_a_band_that_lacks_a_step_adds_nothing_there() -> None:
+    series = (Series(name="a", points=[(0.0, 1.0)]), Series(name="b", points=[(0.0, 1.0), (1.0, 1.0)]))
+    drawing = draw(Chart(title="t", hint="", series=series, stacked=True, from_zero=True))
+    assert drawing.shapes[1].path.startswith("M0.0 0.0L1000.0 500.0L")
+    assert drawing.shapes[1].path.endswith("L1000.0 1000.0L0.0 500.0Z")
+
+
 def test_smoothing_keeps_a_constant_and_starts_unbiased() -> None:
     assert [y for _, y in smoothed([(float(x), 2.0) for x in range(30)])] == pytest.approx([2.0] * 30)
     assert smoothed([(0.0, 5.0), (1.0, 0.0)])[0] == (0.0, 5.0)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.25, "0.25"), (1234.5678, "1235"), (3e-5, "3e-5"), (2.5e7, "2.5e7"), (-0.5, "-0.5")]
+    ("value", "text"),
+    [(0, "0"), (0.25678, "0.257"), (1234.5678, "1235"), (3e-5, "3e-5"), (2.5e7, "25 M"), (-0.5, "-0.5")],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert format_number(value) == text
