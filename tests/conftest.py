@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["tests.engine_parts", "tests.sandbox_parts"]
+
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -15,9 +15,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 REAP_S = 8.0
 """How long to go on killing. The promise is 10 s after the owner's death, removing the folder included."""
+QUIET_S = 0.2
+"""For a process to come out of an exec."""
 RESCAN_S = 0.01
 """Between two looks at /proc while killed processes go."""
 ARMED = b"armed\n"
@@ -29,15 +32,21 @@ def owner_marker(owner: str) -> str:
     return f"clawhpc-owner-{owner}"
 
 
-def kill_marked(marker: str, *, deadline_s: float) -> list[int]:
+def kill_marked(marker: str, *, session: int | None = None, deadline_s: float, quiet_s: float = 0.0) -> list[int]:
     """End every process that `find_marked` finds, until there is none; returns those still there after `deadline_s`.
 
-    They are stopped before they are killed: what is stopped cannot fork, so no child escapes between look and kill.
+    They are stopped before they are killed: what is stopped does not fork. `session`: one that is known to be theirs.
+    In the middle of an exec a process shows no environment; who knows no session waits until none has shown itself for
+    `quiet_s`.
     """
     until = time.monotonic() + deadline_s
+    seen_at = time.monotonic()
+    sessions = set() if session is None else {session}
     frozen: set[int] = set()
-    while found := find_marked(marker):
-        if time.monotonic() > until:
+    while (found := find_marked(marker, sessions)) or time.monotonic() < seen_at + quiet_s:
+        if found:
+            seen_at = time.monotonic()
+        if seen_at > until:
             return sorted(found)
         if found <= frozen:
             signal_all(found, signal.SIGKILL)
@@ -48,35 +57,55 @@ def kill_marked(marker: str, *, deadline_s: float) -> list[int]:
     return []
 
 
-def find_marked(marker: str) -> set[int]:
-    """Every living process in whose environment `marker` stands, and all that descend from one; never the caller.
+def find_marked(marker: str, sessions: set[int]) -> set[int]:
+    """Every living process that carries `marker` in its environment or is in `sessions`, and all that descend from one.
 
-    The marker counts anywhere in the environment, not only as a variable of its own: Apptainer's runtime replaces its
-    environment by one JSON text that holds ours. Processes of others, whose environment we may not read, are not ours.
+    The caller is never found. The marker counts anywhere in the environment, not only as a variable of its own:
+    Apptainer's runtime replaces its environment by one JSON text that holds ours. Processes of others, whose
+    environment we may not read, are not ours. `sessions` grows by those that a found process leads, for their members
+    are its descendants even when those between have died, as Apptainer's FUSE processes show.
     """
+    processes = read_processes()
     children: dict[int, list[int]] = {}
-    marked = []
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with suppress(OSError):
-            parent, state = _parent_and_state(pid)
-            if pid == os.getpid() or state in "ZX":
-                continue
-            children.setdefault(parent, []).append(pid)
-            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                marked.append(pid)
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    reached = [pid for pid, process in processes.items() if process.session in sessions or process.carries(marker)]
     found: set[int] = set()
-    while marked:
-        pid = marked.pop()
+    while reached:
+        pid = reached.pop()
         if pid not in found:
             found.add(pid)
-            marked += children.get(pid, [])
+            reached += children.get(pid, [])
+    sessions |= {pid for pid in found if processes[pid].session == pid}
     return found
 
 
-def _parent_and_state(pid: int) -> tuple[int, str]:
-    """From /proc/PID/stat, whose second field, the name, may hold spaces and brackets."""
-    state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-    return int(parent), state
+class Process(NamedTuple):
+    """One row of the process table."""
+
+    pid: int
+    parent: int
+    session: int
+
+    def carries(self, marker: str) -> bool:
+        """`marker` stands in its environment, as it was when its program started."""
+        try:
+            return marker.encode() in Path(f"/proc/{self.pid}/environ").read_bytes()
+        except OSError:
+            return False  # gone, or not ours
+
+
+def read_processes() -> dict[int, Process]:
+    """The process table by pid, without ourselves and those that are dead but not waited for."""
+    found = {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError):
+            # The second field of `stat`, the name, may hold spaces and brackets.
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            state, parent, _, session = fields[:4]
+            if state not in "ZX" and pid != os.getpid():
+                found[pid] = Process(pid, int(parent), int(session))
+    return found
 
 
 def signal_all(pids: set[int], number: signal.Signals) -> None:
@@ -116,7 +145,7 @@ def remove_tree(folder: Path) -> None:
 
 def reap(root: Path, owner: str) -> list[int]:
     """Remove all that `owner` left behind, its lock last; if processes would not die, keeps it and returns them."""
-    survivors = kill_marked(owner_marker(owner), deadline_s=REAP_S)
+    survivors = kill_marked(owner_marker(owner), deadline_s=REAP_S, quiet_s=QUIET_S)
     unmount_below(root / owner)
     remove_tree(root / owner)
     if not survivors and not (root / owner).exists():

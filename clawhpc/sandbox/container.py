@@ -111,7 +111,8 @@ class Container:
             yield process, folder / REPORT
         finally:
             with anyio.move_on_after(TEAR_DOWN_S, shield=True):
-                survivors = await to_thread.run_sync(lambda: kill_marked(marker, deadline_s=KILL_S))
+                session = None if process is None else process.pid
+                survivors = await to_thread.run_sync(lambda: kill_marked(marker, session=session, deadline_s=KILL_S))
                 if process is not None:
                     await process.aclose()
                 await to_thread.run_sync(remove_tree, folder)

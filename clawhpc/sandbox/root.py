@@ -53,26 +53,25 @@ def host_root(folder: Path) -> Root:
             mounts.append(Mount(source=host.resolve(), target=f"/etc/{name}"))
     (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
     (folder / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    write_accounts(folder / "etc")
     python, own = _python()
-    return Root(base=folder, mounts=(*mounts, *own), python=python)
+    return Root(base=folder, mounts=(*mounts, *_accounts(folder / "etc"), *own), python=python)
 
 
 def image_root(image: Path, folder: Path) -> Root:
     """An image with `/usr/bin/python3`; `folder` takes its list of accounts."""
-    write_accounts(folder)
-    accounts = tuple(Mount(source=folder / name, target=f"/etc/{name}") for name in ("passwd", "group"))
-    return Root(base=image, mounts=accounts, python=PYTHON)
+    return Root(base=image, mounts=_accounts(folder), python=PYTHON)
 
 
-def write_accounts(folder: Path) -> None:
-    """A passwd and a group file with root and whoever runs us, both at home in /root: programs ask who they are."""
+def _accounts(folder: Path) -> tuple[Mount, ...]:
+    """Accounts for root and whoever runs us, both at home in /root: programs ask who they are."""
     folder.mkdir(parents=True, exist_ok=True)
-    users, groups = {0: "root", os.getuid(): "root" if os.getuid() == 0 else "user"}, {0: "root", os.getgid(): "user"}
-    groups[0] = "root"
-    passwd = (f"{name}:x:{uid}:{os.getgid() if uid else 0}::{SANDBOX_HOME}:/bin/bash\n" for uid, name in users.items())
-    (folder / "passwd").write_text("".join(passwd))
-    (folder / "group").write_text("".join(f"{name}:x:{gid}:\n" for gid, name in groups.items()))
+    users = {os.getuid(): ("user", os.getgid()), 0: ("root", 0)}
+    lines = (f"{name}:x:{uid}:{gid}::{SANDBOX_HOME}:/bin/bash\n" for uid, (name, gid) in users.items())
+    (folder / "passwd").write_text("".join(lines))
+    (folder / "group").write_text(
+        "".join(f"{name}:x:{gid}:\n" for gid, name in {os.getgid(): "user", 0: "root"}.items())
+    )
+    return tuple(Mount(source=folder / name, target=f"/etc/{name}") for name in ("passwd", "group"))
 
 
 def _make_mount_point(path: Path, like: Path) -> None:

@@ -1,0 +1,79 @@
+"""A process that owns things, for tests that kill it: `python -m tests.fakes.owner KIND ROOT NEEDLE CACHE_DIR`.
+
+It opens a ledger on ROOT, starts what KIND says, with `sleep NEEDLE` in it, prints "ready", and waits to be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+
+from clawhpc.ledger import Ledger
+from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.sandbox.open import SandboxSettings, open_sandbox
+
+LIFE_S = 120
+"""No test lasts as long; nobody is left for ever should one break."""
+SCRIPTS = (
+    "exec sleep {needle}",
+    "setsid sleep {needle} & exit",
+    "trap '' HUP INT TERM; sleep {needle}; sleep {needle}",
+)
+"""A child, an orphan in a session of its own, and one that ignores signals."""
+RENAMED = "import setproctitle, time; setproctitle.setproctitle('renamed sleep {needle} ' * 99); time.sleep(120)"
+
+
+def own(kind: str, root: Path, needle: str, cache_dir: Path) -> None:
+    with Ledger.open(root) as ledger:
+        (ledger.scratch / "file").write_text("something")
+        if kind == "processes":
+            own_processes(ledger, needle)
+        elif kind == "worker":
+            own_worker(ledger, root, needle, cache_dir)
+        else:
+            anyio.run(own_sandbox, kind, ledger, needle, cache_dir)
+
+
+def own_processes(ledger: Ledger, needle: str) -> None:
+    environment = {**os.environ, **ledger.environment}
+    commands = [["/bin/sh", "-c", script.format(needle=needle)] for script in SCRIPTS]
+    commands.append([sys.executable, "-c", RENAMED.format(needle=needle)])
+    children = [subprocess.Popen(command, env=environment, start_new_session=True) for command in commands]
+    children[1].wait(10)
+    say_ready()
+
+
+def own_worker(ledger: Ledger, root: Path, needle: str, cache_dir: Path) -> None:
+    """As a campaign does on one machine: submitit starts a worker, which opens a ledger of its own."""
+    import submitit
+
+    os.environ.update(ledger.environment)
+    executor = submitit.LocalExecutor(folder=ledger.scratch / "jobs")
+    executor.update_parameters(timeout_min=2)
+    executor.submit(own, "bubblewrap", root, needle, cache_dir)
+    say_ready()
+
+
+async def own_sandbox(kind: str, ledger: Ledger, needle: str, cache_dir: Path) -> None:
+    sandbox = await open_sandbox(SandboxSettings(kind=kind), ledger=ledger, cache_dir=cache_dir)  # type: ignore[arg-type]
+    script = (
+        f"setsid sleep {needle} & (setsid nohup sleep {needle} &) ; trap '' TERM HUP; sleep {needle}; sleep {needle}"
+    )
+    command = SandboxCommand(sandbox_id="owned", argv=("/bin/bash", "-c", script), env={}, cwd="/")
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: sandbox.run(command, timeout_s=LIFE_S))
+        await anyio.to_thread.run_sync(say_ready)
+
+
+def say_ready() -> None:
+    print("ready", flush=True)
+    time.sleep(LIFE_S)
+
+
+if __name__ == "__main__":
+    own(sys.argv[1], Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

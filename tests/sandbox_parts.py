@@ -1,0 +1,98 @@
+"""Fixtures: the real sandboxes of this machine, a ledger for them, and a look at the host's processes.
+
+`containers/install_parts.sh` puts what is missing into the cache folder. A part that is still missing fails the test
+when CLAWHPC_REQUIRE_ALL=1, and skips it otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from clawhpc.errors import UserError
+from clawhpc.ledger import Ledger, remove_tree
+from clawhpc.sandbox.apptainer import find_apptainer
+from clawhpc.sandbox.base import Sandbox
+from clawhpc.sandbox.image import build_image
+from clawhpc.sandbox.open import SandboxSettings, open_sandbox
+
+RECIPE = Path(__file__).parents[1] / "containers/base.def"
+KINDS = [
+    pytest.param("bubblewrap", marks=pytest.mark.sandbox),
+    pytest.param("apptainer", marks=[pytest.mark.sandbox, pytest.mark.apptainer]),
+]
+
+
+def missing(what: str) -> NoReturn:
+    if os.environ.get("CLAWHPC_REQUIRE_ALL") == "1":
+        pytest.fail(f"required part is missing: {what}")
+    pytest.skip(what)
+
+
+def running(needle: str) -> list[int]:
+    """Processes of the host, zombies aside, whose command line contains `needle`."""
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if needle in command and pid != os.getpid():
+                found.append(pid)
+    return found
+
+
+def seconds_until_gone(needle: str, *, within_s: float) -> float:
+    """How long it takes until no process matches `needle`; fails after `within_s`."""
+    started = time.monotonic()
+    while left := running(needle):
+        assert time.monotonic() < started + within_s, f"{left} still run after {within_s} s"
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+@pytest.fixture(scope="session")
+def cache_dir() -> Path:
+    return Path(os.environ.get("CLAWHPC_CACHE") or Path.home() / ".cache/clawhpc")
+
+
+@pytest.fixture
+def ledger_root() -> Iterator[Path]:
+    """A folder whose path is short enough for unix sockets."""
+    root = Path(tempfile.mkdtemp(prefix="claw-", dir="/tmp"))
+    yield root
+    remove_tree(root)
+
+
+@pytest.fixture
+def ledger(ledger_root: Path) -> Iterator[Ledger]:
+    with Ledger.open(ledger_root) as ledger:
+        yield ledger
+
+
+@pytest.fixture(params=KINDS)
+async def sandbox(request: pytest.FixtureRequest, ledger: Ledger, cache_dir: Path) -> Sandbox:
+    """Each kind of sandbox in turn, on the host's own programs."""
+    return await working_sandbox(SandboxSettings(kind=request.param), ledger, cache_dir)
+
+
+async def working_sandbox(settings: SandboxSettings, ledger: Ledger, cache_dir: Path) -> Sandbox:
+    try:
+        return await open_sandbox(settings, ledger=ledger, cache_dir=cache_dir)
+    except UserError as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def image(cache_dir: Path) -> Path:
+    """The base image, built from its recipe on the root file system that Debian's packages gave."""
+    apptainer = find_apptainer(cache_dir) or missing("Apptainer")
+    base = cache_dir / "images/debian-base"
+    if not base.is_dir():
+        missing(f"{base}: see containers/debian_base.sh")
+    return build_image(RECIPE, apptainer=apptainer, cache_dir=cache_dir, base=base)
