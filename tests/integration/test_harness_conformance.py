@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import anyio
 import pytest
 
 from clawhpc.errors import UserError
@@ -38,7 +40,7 @@ from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.open import SandboxSettings
 from clawhpc.tasks.clawgym import load_tasks
-from clawhpc.tasks.families import FAMILIES, SmallTask, draw_task
+from clawhpc.tasks.families import FAMILIES, draw_task
 from clawhpc.tasks.generate import write_task
 from clawhpc.tasks.oracle import carry_over, oracle_reply, task_solution
 from clawhpc.wire.base import ContextOverflow
@@ -143,27 +145,37 @@ def comparable(conversation: Conversation) -> Conversation:
 
 
 @EVERY_HARNESS
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_the_oracle_solves_tasks_and_its_conversation_is_that_of_another_task_carried_over(
-    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings, family: str
+async def test_the_oracle_solves_every_family_and_a_conversation_carries_over_to_the_next_task(
+    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
 ) -> None:
     harness = bench.harness(name, settings)
-    seen: list[tuple[SmallTask, Conversation]] = []
-    for task in lay_tasks(tmp_path, family, 2):
-        solution = task_solution(task)
-        recorder = Recorder(partial(oracle_reply, solution))
-        record = await bench.run(harness, task, ScriptedResponder(script=recorder))
-        assert (record.outcome, record.detail) == (Outcome.COMPLETED, "")
-        assert record.verdict is not None
-        assert record.verdict.reward == 1.0
-        assert [call.role for call in record.calls] == [CallRole.MAIN] * (len(solution.steps) + 1)
-        assert {call.protocol for call in record.calls} == {harness.protocol}
-        assert all(call.delivered for call in record.calls)
-        assert [call.continues_id for call in record.calls] == [None, *range(len(solution.steps))]
-        assert record.timings.harness_cpu_s > 0.0
-        seen.append((solution, comparable(recorder.asked[-1])))
-    (old, captured), (new, expected) = seen
-    assert comparable(carry_over(captured, old, new)) == expected
+    last: dict[str, Conversation] = {}
+
+    async def solve(task: TaskSpec) -> None:
+        recorder = Recorder(partial(oracle_reply, task_solution(task)))
+        check_solved(task, harness, await bench.run(harness, task, ScriptedResponder(script=recorder)))
+        last[task.task_id] = recorder.asked[-1]
+
+    pairs = [lay_tasks(tmp_path / family, family, 2) for family in FAMILIES]
+    async with anyio.create_task_group() as group:
+        for task in chain.from_iterable(pairs):
+            group.start_soon(solve, task)
+    for old, new in pairs:
+        carried = carry_over(last[old.task_id], task_solution(old), task_solution(new))
+        assert comparable(carried) == comparable(last[new.task_id])
+
+
+def check_solved(task: TaskSpec, harness: Harness, record: RolloutRecord) -> None:
+    """One call for each command and one for the last word, each continuing the one before, and the whole reward."""
+    num_steps = len(task_solution(task).steps)
+    assert (record.outcome, record.detail) == (Outcome.COMPLETED, ""), task.task_id
+    assert record.verdict is not None
+    assert record.verdict.reward == 1.0, task.task_id
+    assert [call.role for call in record.calls] == [CallRole.MAIN] * (num_steps + 1)
+    assert [call.continues_id for call in record.calls] == [None, *range(num_steps)]
+    assert {call.protocol for call in record.calls} == {harness.protocol}
+    assert all(call.delivered for call in record.calls)
+    assert record.timings.harness_cpu_s > 0.0
 
 
 async def test_a_harness_that_cannot_start_is_no_zero_of_the_policy(bench: Bench, tmp_path: Path) -> None:
