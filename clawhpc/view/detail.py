@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from clawhpc.records import CallRecord, ExecResult, Message, Reply, RolloutRecord, ToolCall
 from clawhpc.tree.build import build_tree
+from clawhpc.tree.drift import measure_drift
 from clawhpc.tree.nodes import CallTree, Node
 from clawhpc.tree.prune import DropRule, prune_tree
 from clawhpc.view.summary import PARTS, seconds_of_parts
@@ -44,7 +45,7 @@ class TextTable:
 
 def describe_rollout(record: RolloutRecord, texts: TextTable, decode: Decode) -> dict[str, Any]:
     """All that the page shows of a rollout; texts are places in `texts`."""
-    nodes, note = _describe_tree(record, texts, decode)
+    nodes, drift, note = _describe_tree(record, texts, decode)
     return {
         "seed": record.seed,
         "worker": record.worker_id,
@@ -56,6 +57,7 @@ def describe_rollout(record: RolloutRecord, texts: TextTable, decode: Decode) ->
         "dropped_leaves": record.dropped_leaves,
         "exec": _describe_exec(record.exec_result, texts),
         "nodes": nodes,
+        "drift": drift,
         "note": note,
         "calls": [_describe_call(call, texts) for call in record.calls],
     }
@@ -77,16 +79,19 @@ def _describe_exec(result: ExecResult | None, texts: TextTable) -> dict[str, Any
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _describe_tree(record: RolloutRecord, texts: TextTable, decode: Decode) -> tuple[list[dict[str, Any]], str]:
-    """The nodes in preorder, or none and the reason."""
+def _describe_tree(
+    record: RolloutRecord, texts: TextTable, decode: Decode
+) -> tuple[list[dict[str, Any]], dict[str, int], str]:
+    """The nodes in preorder and how calls continue one another, or nothing and the reason."""
     if not any(call.tokens for call in record.calls):
-        return [], "None of its calls has tokens." if record.calls else "It made no call."
+        return [], {}, "None of its calls has tokens." if record.calls else "It made no call."
     try:
         tree = build_tree(record.rollout_id, record.calls)
-        dropped = prune_tree(record.rollout_id, record.calls, max_live_leaves=len(record.calls)).dropped
+        pruned = prune_tree(record.rollout_id, record.calls, max_live_leaves=len(record.calls))
     except ValueError as error:
-        return [], f"No tree: {error}."
-    return [_describe_node(node, tree, dropped, texts, decode) for node in tree.nodes], ""
+        return [], {}, f"No tree: {error}."
+    nodes = [_describe_node(node, tree, pruned.dropped, texts, decode) for node in tree.nodes]
+    return nodes, asdict(measure_drift(record.calls, pruned)), ""
 
 
 def _describe_node(

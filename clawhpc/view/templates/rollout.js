@@ -1,6 +1,10 @@
 // ---- one rollout ---------------------------------------------------------------------------------------------------
 
 let current = null, tab = 0, place = 0;
+const DRIFT = {
+  extended: "calls that extend an earlier draw", copied: "calls that repeat it behind another prompt", reencoded: "calls that repeat it in other ids",
+  unexplained_leaves: "live leaves that no call explains",
+};
 const TABS = ["Tree", "Messages", "Verdict and logs"];
 const open = (id) => { location.hash = `/${encodeURIComponent(id)}`; };
 
@@ -106,6 +110,7 @@ function showVerdict(detail) {
   return [
     make("table", { class: "plain-table" }, parts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(value)))),
       Object.entries(detail.dropped_leaves).map(([rule, count]) => make("tr", {}, make("th", {}, `leaves dropped as ${rule}`), make("td", { class: "num" }, String(count)))),
+      Object.entries(DRIFT).map(([name, label]) => detail.drift[name] ? make("tr", {}, make("th", {}, label), make("td", { class: "num" }, String(detail.drift[name]))) : null),
       detail.exec ? make("tr", {}, make("th", {}, "exit code of the harness"), make("td", { class: "num" }, `${detail.exec.exit_code}${detail.exec.timed_out ? ", out of time" : ""}`)) : null,
       make("tr", {}, make("th", {}, "CPU seconds of the harness"), make("td", { class: "num" }, number(detail.harness_cpu_s, 1))),
       make("tr", {}, make("th", {}, "worker"), make("td", {}, detail.worker)), make("tr", {}, make("th", {}, "seed"), make("td", { class: "num" }, String(detail.seed)))),

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from clawhpc.paths import RunPaths
-from clawhpc.view.__main__ import main, spell_ids
+from clawhpc.view.__main__ import latest_policy, load_decode, main, spell_ids
 from clawhpc.view.page import ViewSettings, build_page
+from tests.fakes.chat_tokenizer import write_tokenizer
 from tests.fakes.run import HOSTILE, decode, write_run
 
 
@@ -141,6 +142,15 @@ def test_the_command_writes_the_page_and_prints_where(run: RunPaths, capsys: pyt
     assert main([str(run.root), "--trees", "3"]) == 0
     assert capsys.readouterr().out == f"{run.page}\n"
     assert "⟨" in run.page.read_text(), "without a tokenizer, tokens are numbers"
+
+
+def test_the_command_reads_tokens_with_the_runs_latest_tokenizer(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    for step in (2, 10):
+        write_tokenizer(paths.policy(step))
+    assert latest_policy(paths) == paths.policy(10)
+    ids = write_tokenizer(tmp_path / "same").encode("größe 🙂 <|im_end|>").ids
+    assert load_decode(paths.policy(10))(ids) == "größe 🙂 <|im_end|>"
 
 
 def test_the_command_names_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

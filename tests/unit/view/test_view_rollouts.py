@@ -80,6 +80,7 @@ def test_a_tree_says_what_was_drawn_what_was_copied_and_what_was_dropped() -> No
     nodes: list[dict[str, object]] = moving["nodes"]  # type: ignore[assignment]
     copies = [node for node in nodes if node.get("continues") is not None]
     assert [copy["continues"] for copy in copies] == [0, 1, 2, 3]
+    assert moving["drift"]["copied"] == 4  # type: ignore[index]
     drawn = next(node for node in nodes if node.get("call") == 0)
     assert "".join(drawn["pieces"]) == texts.texts[copies[0]["text"]]  # type: ignore[call-overload, arg-type]
     assert len(drawn["pieces"]) == len(drawn["logprobs"]) == drawn["length"]  # type: ignore[arg-type]
