@@ -1,0 +1,187 @@
+"""What happens around a step: the random state and the checkpoint, then the published policy, and the logs.
+
+After the updates of step k come, in this order: its line in the logs, checkpoint k, PolicyVersion k + 1. So whatever
+moment a run is killed at, its newest checkpoint is of a step whose line is written, and whose policy is published again
+at the start if it is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+from clawhpc.learner.data import StepBatch
+from clawhpc.learner.module import LearnerModule
+from clawhpc.learner.policy import save_policy
+from clawhpc.learner.settings import WandbMode
+from clawhpc.store import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+class WriteCsv(Callback):
+    """`path` holds one row per step, in order, each metric a column; rows of steps that are made again are replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """Write the row of the step."""
+        rows = [row for row in self._read() if int(row["step"]) < batch.step]
+        rows.append({"step": str(batch.step), **{name: repr(value) for name, value in outputs.items()}})
+        columns = dict.fromkeys(name for row in rows for name in row)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomic(self.path, text.getvalue().encode())
+
+    def _read(self) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+class SaveCheckpoint(Callback):
+    """`folder` holds the newest checkpoints, each whole: weights, optimizer, position in the data, random state."""
+
+    def __init__(self, folder: Path, *, every: int, keep: int) -> None:
+        self.folder = folder
+        self.every = every
+        self.keep = keep
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """A checkpoint is due every so many steps."""
+        if (batch.step + 1) % self.every == 0:
+            self._save(trainer, batch.step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """And after the last step."""
+        num_done = trainer.datamodule.stream.next_step  # type: ignore[attr-defined]
+        if num_done % self.every:
+            self._save(trainer, num_done - 1)
+
+    def _save(self, trainer: Trainer, step: int) -> None:
+        """Write under another name, rename, and drop the oldest."""
+        path = checkpoint_path(self.folder, step)
+        part = path.with_suffix(".part")
+        trainer.save_checkpoint(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+        for old in list_checkpoints(self.folder)[: -self.keep]:
+            old.unlink()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The random state of this process."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+            "numpy": np.random.get_state(),
+            "python": random.getstate(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the random state of the checkpoint."""
+        torch.set_rng_state(state_dict["torch"])
+        if state_dict["cuda"]:
+            torch.cuda.set_rng_state_all(state_dict["cuda"])
+        np.random.set_state(state_dict["numpy"])
+        random.setstate(state_dict["python"])
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """The learner's state after `step`."""
+    return folder / f"step-{step:06d}.ckpt"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints, oldest first."""
+    return sorted(folder.glob("step-*.ckpt"))
+
+
+class PublishPolicy(Callback):
+    """The policy that collects the next step is in its folder before that step is asked for."""
+
+    def __init__(self, folder_of: Callable[[int], Path], renderer: str, thinking: bool) -> None:
+        self.folder_of = folder_of
+        self.renderer = renderer
+        self.thinking = thinking
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Publish the policy that the first step of this run needs, unless it is there."""
+        assert isinstance(pl_module, LearnerModule)
+        self.publish(pl_module, trainer.datamodule.stream.next_step)  # type: ignore[attr-defined]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """Publish the policy that the next step needs."""
+        assert isinstance(pl_module, LearnerModule)
+        self.publish(pl_module, batch.step + 1)
+
+    def publish(self, module: LearnerModule, step: int) -> None:
+        """Make PolicyVersion `step`; one that is there stays."""
+        folder = self.folder_of(step)
+        if not folder.exists():
+            save_policy(
+                folder,
+                module.model,
+                module.policy_folder,
+                step=step,
+                renderer=self.renderer,
+                thinking=self.thinking,
+            )
+
+
+class PrintSteps(Callback):
+    """One plain line per step in the log, for runs without a terminal."""
+
+    def __init__(self, num_steps: int, names: tuple[str, ...]) -> None:
+        self.num_steps = num_steps
+        self.names = names
+        self.began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """Log the line of the step."""
+        values = "  ".join(f"{name.split('/')[-1]} {outputs[name]:.4g}" for name in self.names if name in outputs)
+        elapsed_s = time.perf_counter() - self.began
+        log.info("step %d/%d  %s  elapsed %.0f s", batch.step + 1, self.num_steps, values, elapsed_s)
+
+
+@contextmanager
+def wandb_run(folder: Path, *, mode: WandbMode) -> Iterator[WandbLogger | Literal[False]]:
+    """Weights & Biases for one fit; `offline` keeps the run in `folder` until `wandb sync`, and makes no connection."""
+    if mode == "disabled":
+        yield False
+        return
+    import wandb
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(mode=mode, console="off", silent=True, disable_git=True, disable_code=True)
+    logger = WandbLogger(name=folder.parent.name, project="clawhpc", save_dir=folder, settings=settings)
+    try:
+        yield logger
+    finally:
+        wandb.finish()

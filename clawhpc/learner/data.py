@@ -1,0 +1,227 @@
+"""From what a step collected to the rows that it trains on.
+
+source(step) -> records -> pruned trees -> credit -> rows
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from clawhpc.credit.group import GroupCreditSettings, credit_groups
+from clawhpc.learner.batch import CreditedTree, TreeBatch, build_batches
+from clawhpc.learner.losses import token_weights
+from clawhpc.learner.settings import LearnerSettings
+from clawhpc.records import RolloutRecord, VersionSpan
+from clawhpc.tree.nodes import CallTree, Node
+from clawhpc.tree.prune import DropRule, PrunedTree, prune_tree
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """All that one step trains on."""
+
+    step: int
+    rows: tuple[TreeBatch, ...]
+    """None when there is nothing to learn from."""
+    metrics: dict[str, float]
+    """Of the rollouts, their trees and their credit; names as they are logged."""
+
+
+StepSource = Callable[[int], StepBatch | None]
+"""Step -> its batch, or None to end here. May block until it is collected; the same step gives the same batch."""
+
+
+def rl_source(
+    collect: Callable[[int], Sequence[RolloutRecord] | None], settings: LearnerSettings, credit: GroupCreditSettings
+) -> StepSource:
+    """Steps of reinforcement learning from the rollouts that `collect` returns."""
+
+    def source(step: int) -> StepBatch | None:
+        began = time.perf_counter()
+        if (records := collect(step)) is None:
+            return None
+        collected = time.perf_counter()
+        batch = build_rl_step(step, records, settings, credit)
+        batch.metrics["time/collect_s"] = collected - began
+        batch.metrics["time/build_s"] = time.perf_counter() - collected
+        return batch
+
+    return source
+
+
+def sft_source(trees: Callable[[int], Sequence[CallTree]], settings: LearnerSettings) -> StepSource:
+    """Steps of imitation of the sampled tokens of the trees that `trees` returns."""
+    return lambda step: build_sft_step(step, trees(step), settings)
+
+
+def build_rl_step(
+    step: int, records: Sequence[RolloutRecord], settings: LearnerSettings, credit: GroupCreditSettings
+) -> StepBatch:
+    """Rows for the rollouts that have an advantage. Denominators count every rollout that trains.
+
+    So leaving out rollouts whose advantage is 0 saves their computation and changes no number. A record whose tree
+    cannot be built is left out before the baseline is taken, named in the log, and counted.
+    """
+    pruned = {record.rollout_id: tree for record in records if (tree := _prune(record)) is not None}
+    sound = [record for record in records if record.rollout_id in pruned]
+    credited = credit_groups(sound, credit)
+    trained = [record.rollout_id for record in sound if record.trains]
+    trees = [
+        CreditedTree(tree=pruned[rollout_id].tree, rollout=index, advantage=advantage, token_weight=weight)
+        for index, (rollout_id, weight) in enumerate(
+            zip(trained, _weights([pruned[rollout_id].tree for rollout_id in trained], settings), strict=True)
+        )
+        if (advantage := credited.advantages.get(rollout_id, 0.0)) and pruned[rollout_id].tree.num_sampled_tokens
+    ]
+    rows, refused = _rows(trees, settings)
+    metrics = {
+        "train/reward": credited.reward_mean,
+        **credited.log_values(),
+        **_tree_metrics([pruned[rollout_id] for rollout_id in trained], trees, rows),
+        "tree/refused_rollouts": float(len(records) - len(sound)),
+        "tree/over_budget": float(len(refused)),
+    }
+    return StepBatch(step=step, rows=rows, metrics=metrics)
+
+
+def build_sft_step(step: int, trees: Sequence[CallTree], settings: LearnerSettings) -> StepBatch:
+    """Rows for all trees that have a sampled token."""
+    weights = _weights(trees, settings)
+    credited = [
+        CreditedTree(tree=tree, rollout=index, advantage=0.0, token_weight=weight)
+        for index, (tree, weight) in enumerate(zip(trees, weights, strict=True))
+        if tree.num_sampled_tokens
+    ]
+    rows, refused = _rows(credited, settings)
+    metrics = {"tree/row_tokens": _row_tokens(rows), "tree/over_budget": float(len(refused))}
+    return StepBatch(step=step, rows=rows, metrics=metrics)
+
+
+def sequence_tree(name: str, token_ids: Sequence[int], trained: Sequence[bool]) -> CallTree:
+    """One plain sequence as a tree without forks: runs of `trained` tokens are its draws (for imitation only)."""
+    nodes: list[Node] = []
+    start = 0
+    for stop in range(1, len(token_ids) + 1):
+        if stop == len(token_ids) or trained[stop] != trained[start]:
+            nodes.append(_sequence_node(len(nodes), start, tuple(token_ids[start:stop]), trained[start]))
+            start = stop
+    leaf_of_call = {node.call_id: node.node_id for node in nodes if node.call_id is not None}
+    return CallTree(rollout_id=name, nodes=tuple(nodes), leaf_of_call=leaf_of_call)
+
+
+def _sequence_node(node_id: int, start: int, token_ids: tuple[int, ...], trained: bool) -> Node:
+    length = len(token_ids)
+    return Node(
+        node_id=node_id,
+        parent_id=node_id - 1 if node_id else None,
+        start=start,
+        token_ids=token_ids,
+        sampled=trained,
+        sampling_logprobs=(0.0,) * length if trained else (),
+        weight_versions=(VersionSpan(version=0, start=0, end=length),) if trained else (),
+        call_id=node_id if trained else None,
+    )
+
+
+def _prune(record: RolloutRecord) -> PrunedTree | None:
+    try:
+        # Over-branching was judged when the rollout was sealed: it is an outcome of the record.
+        return prune_tree(record.rollout_id, record.calls, max_live_leaves=len(record.calls))
+    except ValueError as error:
+        log.warning("rollout %s does not train: %s", record.rollout_id, error)
+        return None
+
+
+def _weights(trees: Sequence[CallTree], settings: LearnerSettings) -> list[float]:
+    num_tokens = [tree.num_sampled_tokens for tree in trees]
+    return token_weights(num_tokens, settings.normaliser, settings.constant_tokens)
+
+
+def _rows(trees: Sequence[CreditedTree], settings: LearnerSettings) -> tuple[tuple[TreeBatch, ...], list[CreditedTree]]:
+    rows, refused = build_batches(trees, token_budget=settings.token_budget)
+    for tree in refused:
+        log.warning(
+            "rollout %s does not train: its tree of %d tokens is over token_budget=%d",
+            tree.tree.rollout_id,
+            tree.tree.num_tokens,
+            settings.token_budget,
+        )
+    return tuple(rows), refused
+
+
+def _tree_metrics(
+    pruned: Sequence[PrunedTree], credited: Sequence[CreditedTree], rows: Sequence[TreeBatch]
+) -> dict[str, float]:
+    sampled = sum(tree.tree.num_sampled_tokens for tree in pruned)
+    with_credit = sum(tree.tree.num_sampled_tokens for tree in credited)
+    dropped = [tree.dropped_leaves for tree in pruned]
+    return {
+        "train/no_credit_share": 1.0 - with_credit / sampled if sampled else 0.0,
+        "tree/sampled_tokens": float(sampled),
+        "tree/row_tokens": _row_tokens(rows),
+        "tree/path_tokens": float(sum(_path_tokens(tree.tree) for tree in credited)),
+        "tree/without_draws": float(sum(not tree.tree.num_sampled_tokens for tree in pruned)),
+        **{f"tree/dropped_{rule}": float(sum(leaves.get(rule, 0) for leaves in dropped)) for rule in DropRule},
+    }
+
+
+def _row_tokens(rows: Sequence[TreeBatch]) -> float:
+    return float(sum(row.num_tokens for row in rows))
+
+
+def _path_tokens(tree: CallTree) -> int:
+    """Tokens of all root-to-leaf paths, each path by itself: what the rows save shows against this."""
+    return sum(tree.nodes[leaf].end for leaf in tree.leaves)
+
+
+class StepStream:
+    """Steps from the first that is not done to `num_steps - 1`, each when it is asked for and not before.
+
+    That it has a length keeps Lightning from fetching a step ahead: step k + 1 is collected by the policy that step k
+    publishes.
+    """
+
+    def __init__(self, source: StepSource, num_steps: int) -> None:
+        self.source = source
+        self.num_steps = num_steps
+        self.next_step = 0
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        while self.next_step < self.num_steps and (batch := self.source(self.next_step)) is not None:
+            self.next_step += 1
+            yield batch
+
+
+class StepData(LightningDataModule):
+    """Feeds a `StepStream` to the Trainer as it is: batches are made already, and in this process."""
+
+    def __init__(self, source: StepSource, num_steps: int) -> None:
+        super().__init__()
+        self.stream = StepStream(source, num_steps)
+
+    def train_dataloader(self) -> StepStream:
+        """The stream, from the first step that is not done."""
+        return self.stream
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data, for the checkpoint."""
+        return {"next_step": self.stream.next_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at the position of a checkpoint."""
+        self.stream.next_step = state_dict["next_step"]
+
+    def transfer_batch_to_device(self, batch: StepBatch, device: Any, dataloader_idx: int) -> StepBatch:
+        """Left on the CPU: the module moves one row at a time."""
+        return batch

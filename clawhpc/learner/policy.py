@@ -1,0 +1,136 @@
+"""Make, save and load policy folders: what transformers and vLLM load as it is, with `policy.json` beside it."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
+from transformers.utils import logging as transformers_logging
+
+from clawhpc.errors import UserError
+from clawhpc.learner.attention import TreeLayout, use_tree_attention
+from clawhpc.learner.settings import PolicySettings
+from clawhpc.learner.tokenizer import END_OF_MESSAGE, END_OF_TEXT
+from clawhpc.records import PolicyVersion, Probe
+from clawhpc.store import publish_policy, weights_digest
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+PROBE_TOKENS = 64
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Fused and unfused kernels differ by 5e-6 in fp32 and by 0.06 in bf16; other weights differ by more than 1."""
+VOCAB_MULTIPLE = 64
+"""Rows of the embedding are padded to a multiple of it, which GPU kernels like. Never drawn, never trained."""
+
+
+def create_policy(
+    folder: Path, tokenizer_folder: Path, settings: PolicySettings, *, seed: int, renderer: str = "qwen3"
+) -> PolicyVersion:
+    """A fresh policy of step 0 in `folder`, with random weights that depend on `seed` alone."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    config = _config(settings, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+    use_tree_attention(model)
+    return save_policy(folder, model, tokenizer_folder, step=0, renderer=renderer, thinking=False)
+
+
+def _config(settings: PolicySettings, tokenizer: Any) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=-(-len(tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.ffn_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_kv_heads,
+        head_dim=settings.head_dim,
+        max_position_embeddings=settings.max_positions,
+        initializer_range=settings.initializer_range,
+        tie_word_embeddings=settings.tie_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_MESSAGE),
+        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+    )
+
+
+def save_policy(
+    folder: Path, model: PreTrainedModel, tokenizer_folder: Path, *, step: int, renderer: str, thinking: bool
+) -> PolicyVersion:
+    """Publish `model` as the PolicyVersion of `step` in `folder`, all of it or nothing. One that is there stays.
+
+    `tokenizer_folder` is any folder with the tokenizer's files, such as that of an earlier version; they are copied.
+    """
+    transformers_logging.disable_progress_bar()
+    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
+    part.mkdir(parents=True)
+    try:
+        model.save_pretrained(part)
+        num_token_ids = _copy_tokenizer(tokenizer_folder, part)
+        policy = PolicyVersion(
+            step=step,
+            path=str(folder),
+            digest=weights_digest(part),
+            renderer=renderer,
+            thinking=thinking,
+            probe=make_probe(model, num_token_ids),
+        )
+        return publish_policy(part, policy)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model of a policy folder, ready for trees and in training mode. UserError for one that they do not suit."""
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    use_tree_attention(model)
+    return model.train()
+
+
+def count_token_ids(folder: Path) -> int:
+    """Ids that the tokenizer in `folder` knows. The model may have more rows; those are padding and are never drawn."""
+    if not (folder / "tokenizer.json").exists():  # transformers would make up an empty tokenizer
+        raise UserError(f"{folder}: no tokenizer.json here; a policy is a Hugging Face folder with its tokenizer")
+    return len(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+
+def make_probe(model: PreTrainedModel, num_token_ids: int) -> Probe:
+    """Ids that are the same for all versions of a policy, with this model's log-probs over its whole output head."""
+    generator = torch.Generator().manual_seed(0)
+    length = min(PROBE_TOKENS, model.config.max_position_embeddings)
+    ids_T = torch.randint(num_token_ids, (length,), generator=generator)
+    logprobs_T = sequence_logprobs(model, ids_T)
+    return Probe(
+        token_ids=tuple(ids_T.tolist()),
+        logprobs=tuple(logprobs_T.tolist()),
+        tolerance=PROBE_TOLERANCE[model.dtype],
+    )
+
+
+@torch.no_grad()
+def sequence_logprobs(model: PreTrainedModel, ids_T: Tensor) -> Tensor:
+    """(T - 1,) log-probs of each token given those before it: temperature 1, all rows of the output head."""
+    ids_BT = ids_T.to(model.device)[None]
+    logits_TV = model(input_ids=ids_BT, use_cache=False, tree_layout=TreeLayout.chain(len(ids_T))).logits[0, :-1]
+    return logits_TV.float().log_softmax(-1).gather(-1, ids_BT[0, 1:, None])[:, 0].cpu()
+
+
+def _copy_tokenizer(source: Path, target: Path) -> int:
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, target / file.name)
+    return count_token_ids(target)

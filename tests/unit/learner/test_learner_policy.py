@@ -1,0 +1,114 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from clawhpc.errors import UserError
+from clawhpc.learner.policy import VOCAB_MULTIPLE, count_token_ids, create_policy, load_policy, save_policy
+from clawhpc.learner.settings import PolicySettings
+from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
+from clawhpc.store import read_policy, weights_digest
+
+SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=32)
+TEXTS = ["<|im_start|>user\nwrite kiwi to apple.txt<|im_end|>\n", "count the lines of plum.txt\n"] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(TEXTS, folder, vocab_size=300)
+    return folder
+
+
+def test_every_text_round_trips(tokenizer_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+
+    @given(text=st.text(max_size=60))
+    @settings(max_examples=100, deadline=None)
+    def round_trip(text: str) -> None:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    round_trip()
+
+
+def test_each_chat_token_is_one_id_and_only_control_tokens_are_special(tokenizer_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    for token in CONTROL_TOKENS + MARKUP_TOKENS:
+        assert len(tokenizer.encode(token)) == 1
+    assert tokenizer.decode(tokenizer.encode("<tool_call>x<|im_end|>"), skip_special_tokens=True) == "<tool_call>x"
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_chat_tokens_in_the_texts_teach_no_merges(tokenizer_folder: Path) -> None:
+    vocabulary = AutoTokenizer.from_pretrained(tokenizer_folder).get_vocab().keys() - CONTROL_TOKENS
+    assert "write" in vocabulary
+    assert not [token for token in vocabulary if "im" in token]
+
+
+def test_the_qwen_renderer_renders_and_parses_with_it(tokenizer_folder: Path) -> None:
+    from renderers import Qwen3RendererConfig, create_renderer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    renderer = create_renderer(tokenizer, Qwen3RendererConfig())
+    prompt = renderer.render_ids([{"role": "user", "content": "write kiwi"}], add_generation_prompt=True)
+    assert tokenizer.decode(prompt) == "<|im_start|>user\nwrite kiwi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_policy_folder_loads_in_transformers_with_equal_logits(tokenizer_folder: Path, tmp_path: Path) -> None:
+    version = create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=3)
+    plain = AutoModelForCausalLM.from_pretrained(version.path, attn_implementation="eager")
+    ids = torch.tensor([version.probe.token_ids])
+    with torch.no_grad():
+        expected = plain(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert torch.allclose(torch.tensor(version.probe.logprobs), expected, atol=1e-5)
+    assert plain.config.vocab_size % VOCAB_MULTIPLE == 0
+    assert count_token_ids(Path(version.path)) <= plain.config.vocab_size
+    assert "clawhpc" not in (tmp_path / "policy" / "config.json").read_text()
+
+
+def test_loading_and_saving_a_policy_changes_no_bit(tokenizer_folder: Path, tmp_path: Path) -> None:
+    first = create_policy(tmp_path / "first", tokenizer_folder, SMALL, seed=3)
+    model = load_policy(Path(first.path))
+    second = save_policy(tmp_path / "second", model, tmp_path / "first", step=7, renderer="qwen3", thinking=False)
+    assert second.digest == first.digest == weights_digest(tmp_path / "second")
+    assert second.probe == first.probe
+    assert read_policy(tmp_path / "second") == second
+    assert second.step == 7
+
+
+def test_weights_depend_on_the_seed_alone(tokenizer_folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    one = create_policy(tmp_path / "one", tokenizer_folder, SMALL, seed=3)
+    torch.manual_seed(2)
+    assert create_policy(tmp_path / "two", tokenizer_folder, SMALL, seed=3).digest == one.digest
+    assert create_policy(tmp_path / "three", tokenizer_folder, SMALL, seed=4).digest != one.digest
+
+
+def test_an_untied_head_is_saved_too(tokenizer_folder: Path, tmp_path: Path) -> None:
+    tied, untied = (
+        create_policy(tmp_path / str(tie), tokenizer_folder, replace(SMALL, tie_embeddings=tie), seed=0)
+        for tie in (True, False)
+    )
+    assert "lm_head.weight" not in load_file(Path(tied.path) / "model.safetensors")
+    assert "lm_head.weight" in load_file(Path(untied.path) / "model.safetensors")
+
+
+def test_a_policy_that_is_there_stays_and_nothing_half_written_is_left(tokenizer_folder: Path, tmp_path: Path) -> None:
+    first = create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=0)
+    again = create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=1)
+    assert again.digest == first.digest
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:
+    model = load_policy(Path(create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=0).path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        save_policy(tmp_path / "next", model, empty, step=1, renderer="qwen3", thinking=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "policy"]
