@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import hypothesis
 import pytest
+
+# A busy machine is no failure: the deadline of an example would make it one.
+hypothesis.settings.register_profile("clawhpc", deadline=None)
+hypothesis.settings.load_profile("clawhpc")
 
 pytest_plugins = ["tests.engine_parts", "tests.sandbox_parts"]
 

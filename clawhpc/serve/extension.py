@@ -9,9 +9,7 @@ Traps of vLLM 0.32 on CPU that are closed here:
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from typing import Any
 
 import torch
@@ -21,8 +19,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 from clawhpc.serve.command import NUM_TOKEN_IDS_KEY
-
-PR_SET_PDEATHSIG = 1
+from clawhpc.serve.process import die_with_parent
 
 
 class PolicyLoader:
@@ -77,11 +74,6 @@ def main() -> None:
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent's thread that made it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def fork_engine_core() -> None:

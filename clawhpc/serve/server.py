@@ -31,6 +31,8 @@ from clawhpc.serve.log import EngineLog
 from clawhpc.serve.process import running
 from clawhpc.serve.settings import EngineSettings
 
+NO_POLICY = -1
+"""In place of a policy step: the engine holds no weights that it may draw from."""
 POLL_S = 0.2
 """Between two looks at a server that starts: nothing tells from outside when it listens."""
 HEALTH_S = 5.0
@@ -46,8 +48,8 @@ class PolicyServer:
     def __init__(self, engine: VllmEngine, process: Process, settings: EngineSettings, log: EngineLog) -> None:
         self.engine = engine
         """Its calls fail with EngineError as soon as the process is gone."""
-        self.policy_step = -1
-        """Of the weights that draw now; -1 before the first have been checked."""
+        self.policy_step = NO_POLICY
+        """Of the weights that draw now, checked."""
         self._process = process
         self._settings = settings
         self._log = log
@@ -123,6 +125,7 @@ class PolicyServer:
 
     async def _give_up(self, policy: PolicyVersion) -> None:
         """Refuse what is drawn, and let those who wait for it learn so."""
+        self.policy_step = NO_POLICY
         self.engine.distrust(f"policy step {policy.step} did not load into the engine")
         with anyio.CancelScope(shield=True), suppress(EngineError):
             await self.engine.post("/resume", timeout_s=RESUME_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import anyio
@@ -52,6 +53,20 @@ async def test_a_family_whose_head_has_died_is_killed(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         while is_running(pid):
             await anyio.sleep(0.01)
+
+
+async def test_a_process_that_has_said_so_dies_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "from clawhpc.serve.process import *; import os; die_with_parent(); print(os.getpid(), flush=1); os.read(0, 1)"
+    )
+    log = tmp_path / "log"
+    command = ["bash", "-c", f'sleep 1000 | "{sys.executable}" -c "{program}"; true']
+    async with running(command, environment={}, folder=tmp_path, log=log, stop_timeout_s=5) as process:
+        (pid,) = map(int, await printed(log, 1))
+        process.kill()
+        with anyio.fail_after(5):
+            while is_running(pid):
+                await anyio.sleep(0.01)
 
 
 async def test_it_is_stopped_also_when_the_block_is_cancelled(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from clawhpc.engine.client import SamplingParams, VllmEngine
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
 from clawhpc.serve.log import EngineLog
-from clawhpc.serve.server import PolicyServer, engine_folder, serve_policy
+from clawhpc.serve.server import NO_POLICY, PolicyServer, engine_folder, serve_policy
 from clawhpc.serve.settings import EngineSettings
 
 PROBE = Probe(token_ids=(1, 2), logprobs=(-1.0,), tolerance=1e-3)
@@ -142,7 +142,7 @@ async def test_weights_that_the_probe_denies_draw_nothing_until_a_load_succeeds(
     script.logprob = -1.5
     with pytest.raises(EngineError, match=r"difference of 0\.5"):
         await running.load(replace(policy, step=8))
-    assert running.policy_step == 7
+    assert running.policy_step == NO_POLICY
     with pytest.raises(EngineError, match="step 8 did not load"):
         await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
     script.logprob = -1.0
