@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,26 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from clawhpc.campaign.collect import Collector
+from clawhpc.campaign.loop import Campaign
+from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.registry import SETTINGS as HARNESSES
+from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
+from clawhpc.ledger import Ledger
 from clawhpc.records import Limits
 from clawhpc.sandbox.open import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
-from clawhpc.tasks.sets import TaskSettings
+from clawhpc.tasks.sets import TaskSets, TaskSettings
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
+
+log = logging.getLogger(__name__)
 
 PACKAGED_CONF = Path(__file__).parent / "conf"
 CONF_DIR = PACKAGED_CONF if PACKAGED_CONF.is_dir() else Path(__file__).parents[1] / "conf"
@@ -120,6 +128,23 @@ class RunConfig:
             limits=self.limits,
             harnesses={name: getattr(self.harness, name) for name in self.harness.names},
         )
+
+
+@contextmanager
+def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[Campaign]:
+    """A campaign with running workers, in its run below `folder`; the same configuration goes on with its own run.
+
+    Within the block the run is this process's alone; after it, and within 10 s of the process's death, its workers,
+    engines and sandboxes on this machine are gone.
+    """
+    with (
+        open_run(folder, msgspec.yaml.encode(config)) as paths,
+        Ledger.open(config.scratch_root()) as ledger,
+        WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
+    ):
+        log.info("run %s: %d tasks to train on, %d held out", paths.root, len(tasks.train), len(tasks.heldout))
+        collector = Collector(paths, pool, config.campaign.stall_min)
+        yield Campaign(config.campaign, paths=paths, collector=collector, tasks=tasks, harnesses=config.harness.names)
 
 
 def typed(cfg: DictConfig) -> RunConfig:

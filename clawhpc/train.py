@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
-import msgspec
-
-from clawhpc.config import RunConfig, entry_point
-
-log = logging.getLogger(__name__)
+from clawhpc.config import RunConfig, entry_point, open_campaign
+from clawhpc.tasks.sets import load_task_sets
 
 
 def train(config: RunConfig) -> None:
-    """Evaluate, train, evaluate; the run's folder holds everything, and is gone on with by the same command."""
-    from clawhpc.campaign.collect import Collector
-    from clawhpc.campaign.loop import Campaign
-    from clawhpc.campaign.run import open_run
-    from clawhpc.launch.pool import WorkerPool
-    from clawhpc.ledger import Ledger
-    from clawhpc.tasks.sets import load_task_sets
-
+    """Evaluate, train, evaluate. The run's folder holds everything; after a kill the same command goes on."""
     policy = config.policy_folder()
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
-    with (
-        open_run(Path(config.run.root) / config.run.name, msgspec.yaml.encode(config)) as paths,
-        Ledger.open(config.scratch_root()) as ledger,
-        WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
-    ):
-        log.info("run %s: %d tasks to train on, %d held out", paths.root, len(tasks.train), len(tasks.heldout))
-        campaign = Campaign(
-            config.campaign,
-            paths=paths,
-            collector=Collector(paths, pool, config.campaign.stall_min),
-            tasks=tasks,
-            harnesses=config.harness.names,
-        )
+    with open_campaign(config, tasks, Path(config.run.root) / config.run.name) as campaign:
         campaign.run(config.learner, config.credit, policy)
-        log.info("run %s has finished", paths.root)
 
 
 main = entry_point(train)

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
-from clawhpc.passrate import tabulate
+from clawhpc.passrate import paired_difference, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
 from clawhpc.store import publish_policy, read_policy, write_atomic
@@ -45,7 +47,7 @@ class Campaign:
         harnesses: Sequence[str],
     ) -> None:
         self._settings = settings
-        self._paths = paths
+        self.paths = paths
         self._collector = collector
         self._tasks = {task.task_id: task for task in tasks.train}
         self._heldout = tasks.heldout[: settings.eval_tasks]
@@ -57,24 +59,36 @@ class Campaign:
         """Evaluate the policy in folder `policy`, train it, evaluate what came of it."""
         from clawhpc.learner.trainer import LearnerPaths, fit_rl  # torch: not before it is needed
 
-        install_policy(self._paths, policy)
-        self.evaluate(0)
-        if self._settings.num_steps:
-            last = fit_rl(
-                learner,
-                credit,
-                policy=self._paths.policy(0),
-                num_steps=self._settings.num_steps,
-                collect=self.collect,
-                policy_folder=self._paths.policy,
-                paths=LearnerPaths(checkpoints=self._paths.checkpoints, metrics=self._paths.metrics),
-            )
-            self.evaluate(last)
-        write_atomic(self._paths.finished, b"{}")
+        before = self.evaluate_policy(policy)
+        last = fit_rl(
+            learner,
+            credit,
+            policy=self.paths.policy(0),
+            num_steps=self._settings.num_steps,
+            collect=self.collect,
+            policy_folder=self.paths.policy,
+            paths=LearnerPaths(checkpoints=self.paths.checkpoints, metrics=self.paths.metrics),
+        )
+        self._finish(last, before, self.evaluate(last))
+
+    def _finish(self, last: int, before: Sequence[RolloutRecord], after: Sequence[RolloutRecord]) -> None:
+        """Say what training has changed, and mark the run as finished."""
+        result: dict[str, object] = {"policy": str(self.paths.policy(last)), "steps": last}
+        if before and after:
+            difference = paired_difference(before, after)
+            result |= {"before": tabulate(before), "after": tabulate(after), "pass_at_1_difference": difference}
+            log.info("pass@1 has changed by %s (95 %% interval, paired by task) in %d steps", difference, last)
+        write_atomic(self.paths.finished, msgspec.json.format(msgspec.json.encode(result)))
+        log.info("finished; the trained policy is %s", self.paths.policy(last))
+
+    def evaluate_policy(self, policy: Path) -> list[RolloutRecord]:
+        """Rollouts of the policy in a folder on the held-out tasks with each harness."""
+        install_policy(self.paths, policy)
+        return self.evaluate(0)
 
     def collect(self, step: int) -> list[RolloutRecord] | None:
         """The rollouts of training step `step`; None when the time for training is over."""
-        spent_s = seconds_trained(self._paths)
+        spent_s = seconds_trained(self.paths)
         if self._settings.train_min and spent_s > 60 * self._settings.train_min:
             log.info("%.1f minutes of training are over after %d steps", self._settings.train_min, step)
             return None

@@ -1,0 +1,56 @@
+"""Evaluate a policy: python -m clawhpc.evaluate policy.folder=FOLDER harness=pi campaign.eval_samples=4"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from clawhpc.config import RunConfig, entry_point, open_campaign
+from clawhpc.errors import UserError
+from clawhpc.passrate import PassTable, tabulate
+from clawhpc.store import write_atomic
+from clawhpc.tasks.sets import load_task_sets
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(config: RunConfig) -> None:
+    """pass@1 and pass@k with their intervals, for each harness, on the held-out tasks; of a user's own set, on all."""
+    policy = config.policy_folder()
+    tasks = load_task_sets(config.tasks, Path(config.cache_dir))
+    tasks = dataclasses.replace(tasks, heldout=tasks.heldout or tasks.train)
+    if config.campaign.eval_tasks < 1:
+        raise UserError(f"campaign.eval_tasks={config.campaign.eval_tasks}: must be at least 1")
+    with open_campaign(config, tasks, Path(config.run.root) / "evaluations" / config.run.name) as campaign:
+        records = campaign.evaluate_policy(policy)
+        tables = {
+            harness: tabulate(record for record in records if record.key.harness == harness)
+            for harness in config.harness.names
+        }
+        write_atomic(campaign.paths.finished, msgspec.json.format(msgspec.json.encode(tables)))
+        Console().print(as_table(policy, tables))
+        log.info("as JSON: %s", campaign.paths.finished)
+
+
+def as_table(policy: Path, tables: dict[str, PassTable]) -> Table:
+    """One row per harness; every number with its 95 % interval over tasks."""
+    table = Table(title=f"{policy} (95 % intervals over tasks)")
+    ks = sorted({k for passed in tables.values() for k in passed.pass_at_k})
+    for column in ("harness", "tasks", "rollouts", "failed", "reward", "pass@1", *(f"pass@{k}" for k in ks)):
+        table.add_column(column)
+    for harness, passed in tables.items():
+        counts = (passed.num_tasks, passed.num_rollouts, passed.num_failed)
+        rates = (passed.mean_reward, passed.pass_at_1, *(passed.pass_at_k.get(k, "") for k in ks))
+        table.add_row(harness, *map(str, counts), *map(str, rates))
+    return table
+
+
+main = entry_point(evaluate)
+
+if __name__ == "__main__":
+    main()
