@@ -32,7 +32,6 @@ chmod 755 "$new"
 cp -a "$work/package/usr/." "$work/package/etc" "$work/package/var" "$new/"
 python3 "$here/lower_glibc.py" "$new/bin/apptainer" "$new/lib/x86_64-linux-gnu/apptainer/bin/starter"
 for folder in etc var bin; do ln -sfn "../$folder" "$new/lib/$folder"; done # a moved starter looks for them below lib
-ln -sfn apptainer "$new/bin/singularity"                                    # the name that spython calls
 rm -rf "$prefix"; mv "$new" "$prefix"
 
 [ -e /dev/fuse ] || mknod /dev/fuse c 10 229

@@ -105,19 +105,27 @@ def _make_private(root: Path) -> None:
 
 
 def _reap_dead(root: Path) -> None:
-    """Remove what owners on `root` left that have died together with their watchdogs."""
-    for path in root.glob("*.lock"):
-        try:
-            lock = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            reap.reap(root, path.stem)
-        except BlockingIOError:
-            pass  # it lives, or another process is reaping it
-        finally:
-            os.close(lock)
+    """Remove what owners on `root` left that have died together with their watchdogs.
+
+    Again as long as there were some: a nested owner dies only when the outer one is reaped.
+    """
+    while any([_reap_if_dead(root, path) for path in root.glob("*.lock")]):
+        pass
+
+
+def _reap_if_dead(root: Path, path: Path) -> bool:
+    """Reap the owner whose lock file is `path`, if it is dead; True if nothing of it is left."""
+    try:
+        lock = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return not reap.reap(root, path.stem) and not path.exists()
+    except BlockingIOError:
+        return False  # it lives, or another process is reaping it
+    finally:
+        os.close(lock)
 
 
 def _lock_new(root: Path, owner: str) -> int:

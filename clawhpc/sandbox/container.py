@@ -73,7 +73,7 @@ class Container:
 
     def __init__(self, *, backend: Backend, root: Root, ledger: Ledger) -> None:
         self.name = backend.name
-        self._backend = backend
+        self.backend = backend
         self._root = root
         self._ledger = ledger
 
@@ -127,9 +127,9 @@ class Container:
         with (folder / COMMAND).open("rb") as stdin, (folder / REPORT).open("wb") as report:
             inner = (self._root.python, "-I", "-S", INIT_TARGET, str(report.fileno()))
             return await anyio.open_process(
-                self._backend.argv(self._root, mounts, inner),
+                self.backend.argv(self._root, mounts, inner),
                 stdin=stdin,
-                env={"PATH": SANDBOX_PATH, **self._backend.environment(markers)},
+                env={"PATH": SANDBOX_PATH, **self.backend.environment(markers)},
                 cwd="/",
                 pass_fds=(report.fileno(),),
                 start_new_session=True,
@@ -152,7 +152,7 @@ class Container:
         cause = f"{errors[-ERROR_CHARS:].strip()} (exit code {returncode})"
         if text:
             raise SandboxError(f"{command.sandbox_id}: {self.name}: init failed: {cause}")
-        raise SandboxError(f"{command.sandbox_id}: {self.name} did not start: {cause}. {self._backend.remedy}")
+        raise SandboxError(f"{command.sandbox_id}: {self.name} did not start: {cause}. {self.backend.remedy}")
 
 
 class Tail:

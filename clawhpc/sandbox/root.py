@@ -34,8 +34,11 @@ class Root:
     """An interpreter inside, for init.py."""
 
 
-def host_root(folder: Path) -> Root:
-    """The host's programs, read-only, below a nearly empty top that is made in `folder`. Needs no image."""
+def host_root(folder: Path, *, python: str = PYTHON) -> Root:
+    """The host's programs, read-only, below a nearly empty top that is made in `folder`. Needs no image.
+
+    Its interpreter is the host's `python` if that is new enough, else the one that runs us, brought in.
+    """
     for name in MOUNT_POINTS:
         (folder / name).mkdir(parents=True)
     mounts = []
@@ -53,8 +56,11 @@ def host_root(folder: Path) -> Root:
             mounts.append(Mount(source=host.resolve(), target=f"/etc/{name}"))
     (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
     (folder / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    python, own = _python()
-    return Root(base=folder, mounts=(*mounts, *_accounts(folder / "etc"), *own), python=python)
+    mounts += _accounts(folder / "etc")
+    if not _is_new_enough(python):
+        mounts.append(Mount(source=Path(sys.base_prefix), target=OWN_PYTHON))
+        python = f"{OWN_PYTHON}/bin/python3.{sys.version_info.minor}"
+    return Root(base=folder, mounts=tuple(mounts), python=python)
 
 
 def image_root(image: Path, folder: Path) -> Root:
@@ -81,10 +87,6 @@ def _make_mount_point(path: Path, like: Path) -> None:
         path.touch()
 
 
-def _python() -> tuple[str, tuple[Mount, ...]]:
-    """The host's interpreter where it is new enough, else the one that runs us, brought in."""
+def _is_new_enough(python: str) -> bool:
     check = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
-    if Path(PYTHON).exists() and subprocess.run([PYTHON, "-I", "-S", "-c", check], timeout=20).returncode == 0:
-        return PYTHON, ()
-    own = Mount(source=Path(sys.base_prefix), target=OWN_PYTHON)
-    return f"{OWN_PYTHON}/bin/python3.{sys.version_info.minor}", (own,)
+    return Path(python).exists() and subprocess.run([python, "-I", "-S", "-c", check], timeout=20).returncode == 0

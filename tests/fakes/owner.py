@@ -65,9 +65,8 @@ async def own_sandbox(kind: str, ledger: Ledger, needle: str, cache_dir: Path) -
         f"setsid sleep {needle} & (setsid nohup sleep {needle} &) ; trap '' TERM HUP; sleep {needle}; sleep {needle}"
     )
     command = SandboxCommand(sandbox_id="owned", argv=("/bin/bash", "-c", script), env={}, cwd="/")
-    async with anyio.create_task_group() as group:
-        group.start_soon(lambda: sandbox.run(command, timeout_s=LIFE_S))
-        await anyio.to_thread.run_sync(say_ready)
+    print("ready", flush=True)
+    await sandbox.run(command, timeout_s=LIFE_S)
 
 
 def say_ready() -> None:

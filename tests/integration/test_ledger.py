@@ -39,7 +39,7 @@ def start(ledger_root: Path, needle: str, cache_dir: Path) -> Iterator[Start]:
 
     def start_owner(kind: str, root: Path = ledger_root, needle: str = needle) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.fakes.owner", kind, str(root), needle, str(cache_dir)]
-        owner = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         owners.append(owner)
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
@@ -121,6 +121,16 @@ def test_a_worker_whose_watchdog_is_killed_with_its_campaign_is_cleaned_up(
     with Ledger.open(ledger_root):
         assert running(f"sleep {needle}") == []
     seconds_until_gone(str(ledger_root), within_s=PROMISE_S)
+    assert is_empty(ledger_root)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("kind", ["processes", "bubblewrap"])
+def test_ctrl_c_leaves_nothing(kind: str, start: Start, ledger_root: Path, needle: str) -> None:
+    owner = start(kind)
+    os.killpg(owner.pid, signal.SIGINT)
+    owner.wait(PROMISE_S)
+    assert running(f"sleep {needle}") == []
     assert is_empty(ledger_root)
 
 
