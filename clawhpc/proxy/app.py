@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -25,11 +23,8 @@ from clawhpc.proxy.session import Classify, Session
 from clawhpc.proxy.stream import Answer, error_response, json_response
 from clawhpc.records import Limits
 from clawhpc.wire.anthropic import Anthropic
-from clawhpc.wire.base import ErrorKind, Json, ReplyHead, WireError, WireProtocol, invalid, read_object
+from clawhpc.wire.base import ErrorKind, Json, ReplyHead, WireError, WireProtocol
 from clawhpc.wire.openai_chat import OpenAIChat
-
-NOT_PART_OF_A_REQUEST = frozenset({"stream", "stream_options"})
-"""Fields in which a harness's fallback differs from the request that it repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +96,12 @@ def build_app(session: Session, settings: ProxySettings) -> ASGIApp:
 
 async def _answer(session: Session, settings: ProxySettings, protocol: WireProtocol, request: Request) -> ASGIApp:
     try:
-        body = await _read_json(request, settings.max_body_bytes)
-        wire = protocol.parse_request(body)
+        wire = protocol.parse_request(await _read_body(request, settings.max_body_bytes))
         call = session.open_call(
             protocol=protocol.name,
             conversation=wire.conversation,
             headers=request.headers,
-            fingerprint=_fingerprint(body),
+            fingerprint=wire.fingerprint,
         )
     except WireError as error:
         return error_response(protocol, error)
@@ -131,7 +125,7 @@ async def _answer(session: Session, settings: ProxySettings, protocol: WireProto
 
 async def _count_tokens(session: Session, settings: ProxySettings, protocol: Anthropic, request: Request) -> Response:
     try:
-        wire = protocol.parse_request(await _read_json(request, settings.max_body_bytes))
+        wire = protocol.parse_request(await _read_body(request, settings.max_body_bytes))
         return json_response({"input_tokens": session.count_tokens(wire.conversation)})
     except WireError as error:
         return error_response(protocol, error)
@@ -146,7 +140,7 @@ async def _probe(request: Request) -> Response:
     return Response()
 
 
-async def _read_json(request: Request, max_bytes: int) -> Json:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
     try:
@@ -155,15 +149,6 @@ async def _read_json(request: Request, max_bytes: int) -> Json:
             if num_bytes > max_bytes:
                 raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {max_bytes} bytes")
             chunks.append(chunk)
-        body = msgspec.json.decode(b"".join(chunks))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"request body is not valid JSON: {error}") from error
     except ClientDisconnect as error:
-        raise invalid("the connection was closed before the whole body had arrived") from error
-    return dict(read_object(body, "body"))
-
-
-def _fingerprint(body: Json) -> bytes:
-    """Equal for a request, its retry and its fallback."""
-    request = {key: value for key, value in body.items() if key not in NOT_PART_OF_A_REQUEST}
-    return blake2b(msgspec.json.encode(request), digest_size=16).digest()
+        raise WireError(ErrorKind.INVALID, "the connection was closed before the whole body had arrived") from error
+    return b"".join(chunks)

@@ -1,8 +1,8 @@
 """Which recorded replies a new history repeats.
 
 First by exact history: the same messages before it, then the same reply. Where what stands before has changed (a
-harness that edits, drops or moves older messages), by the reply alone. Replies are assigned from the last message back,
-each to an earlier call than the one after it, so that equal replies of different calls keep their order.
+harness that edits, drops or moves older messages), by the reply alone. Replies are assigned from the last message back:
+the reply that a call continued is the likeliest one before that call's own.
 """
 
 from __future__ import annotations
@@ -20,32 +20,27 @@ class RecordedHistory:
     """A reply that was drawn, and where."""
 
     call_id: int
-    before: bytes
-    """Digest of the history that it answered."""
     predecessor: bytes
-    """Digest of the last message of that history."""
+    """Digest of the message that it answered."""
     continues_id: int | None
-    """The call whose reply is the last one in that history."""
+    """The call whose reply is the last recorded one before it."""
 
 
 class ReplyIndex:
     """The replies of one session, to be found again in later histories."""
 
     def __init__(self) -> None:
+        self._by_history: defaultdict[tuple[bytes, bytes], list[RecordedHistory]] = defaultdict(list)
         self._by_reply: defaultdict[bytes, list[RecordedHistory]] = defaultdict(list)
 
     def add(self, call_id: int, history: History, reply: bytes, continues_id: int | None) -> None:
         """`reply`, a message digest, was drawn by `call_id` as the answer to `history`."""
-        recorded = RecordedHistory(
-            call_id=call_id,
-            before=history.chain[-1],
-            predecessor=history.messages[-1],
-            continues_id=continues_id,
-        )
+        recorded = RecordedHistory(call_id=call_id, predecessor=history.messages[-1], continues_id=continues_id)
+        self._by_history[history.chain[-1], reply].append(recorded)
         self._by_reply[reply].append(recorded)
 
     def match(self, messages: Sequence[Message], history: History) -> dict[int, int]:
-        """Index of each assistant message that repeats a recorded reply -> the call that drew it."""
+        """Index of each assistant message that repeats a recorded reply -> the call that drew it, ascending."""
         matched: dict[int, int] = {}
         after: RecordedHistory | None = None
         for index in reversed(range(len(messages))):
@@ -56,15 +51,15 @@ class ReplyIndex:
         return dict(sorted(matched.items()))
 
     def _find(self, history: History, index: int, after: RecordedHistory | None) -> RecordedHistory | None:
-        """The best candidate for the reply at `index`, given the one that the next reply was assigned to."""
-        candidates = self._by_reply.get(history.messages[index], ())
+        """The likeliest origin of the reply at `index`; `after` is that of the next reply, if it has one."""
+        reply = history.messages[index]
         predecessor = history.messages[index - 1] if index else b""
         return max(
-            (found for found in candidates if after is None or found.call_id < after.call_id),
+            self._by_history.get((history.chain[index], reply)) or self._by_reply.get(reply, ()),
             key=lambda found: (
-                found.before == history.chain[index],
                 after is not None and found.call_id == after.continues_id,
                 found.predecessor == predecessor,
+                after is None or found.call_id < after.call_id,
                 found.call_id,
             ),
             default=None,

@@ -31,7 +31,7 @@ class OpenCall:
     """Those from which the role was read."""
     history: History
     matched: dict[int, int]
-    """Index of each message that repeats a recorded reply -> the call that drew it, both ascending."""
+    """Index of each message that repeats a recorded reply -> the call that drew it, ascending."""
     received_at: float
     """Seconds since the epoch."""
     started: float
@@ -48,8 +48,8 @@ class OpenCall:
 
     @property
     def continues_id(self) -> int | None:
-        """The last earlier call whose reply stands in the history."""
-        return max(self.matched.values(), default=None)
+        """The call whose reply is the last recorded one in the history."""
+        return next(reversed(self.matched.values()), None)
 
 
 class CallMemory:

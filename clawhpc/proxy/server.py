@@ -37,6 +37,7 @@ async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterat
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -59,14 +60,15 @@ async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterat
 
 
 async def _hang_up(state: ServerState, shutdown_s: float) -> None:
-    """Idle connections close at once, busy ones after their answer; after `shutdown_s` nothing is left."""
+    """Idle connections close at once, busy ones after their answer; those that do not take it are cut."""
     for connection in tuple(state.connections):
         connection.shutdown()
-    if state.tasks:
-        await asyncio.wait(state.tasks, timeout=shutdown_s)
+    await _answered(state, shutdown_s)
     for connection in tuple(state.connections):
         connection.transport.abort()
-    for task in state.tasks:
-        task.cancel()
+    await _answered(state, shutdown_s)
+
+
+async def _answered(state: ServerState, timeout_s: float) -> None:
     if state.tasks:
-        await asyncio.wait(state.tasks, timeout=shutdown_s)
+        await asyncio.wait(state.tasks, timeout=timeout_s)

@@ -72,6 +72,7 @@ class Answer:
     async def _deliver(self, request: Request, send: Send, data: bytes) -> None:
         """The last byte comes after the mark, so that no harness acts on an answer that does not count as delivered."""
         await send(_body(data[:-1]))
+        await send(_body(b""))  # waits until a slow reader has made room
         # A write to a connection that is gone is noticed on the event loop's next round.
         await anyio.lowlevel.checkpoint()
         if self.call.response is not None and not await request.is_disconnected():

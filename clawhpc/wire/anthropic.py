@@ -12,28 +12,27 @@ Choices where the API leaves them open:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, FinishReason, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.base import (
-    REQUIRED,
     ContextOverflow,
     ErrorKind,
     Json,
     ReplyHead,
     WireError,
     WireRequest,
+    decode_body,
+    fingerprint,
     invalid,
     join_blocks,
     parse_arguments,
-    read,
-    read_key,
-    read_object,
     server_sent_event,
-    unsupported,
 )
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
@@ -55,23 +54,21 @@ class Anthropic:
 
     name = "anthropic"
 
-    def parse_request(self, body: object) -> WireRequest:
+    def parse_request(self, body: bytes) -> WireRequest:
         """Read a body of `/v1/messages` or `/v1/messages/count_tokens`."""
-        request = read_object(body, "body")
-        given = read_key(request, "messages", list, "", REQUIRED)
-        messages = [message for at, item in enumerate(given) for message in _messages(item, f"messages.{at}")]
-        if not messages:
+        request = decode_body(body, _request_decoder)
+        if not request.messages:
             raise invalid("messages: at least one message is required")
+        messages = [message for given in request.messages for message in _messages(given)]
         return WireRequest(
             conversation=Conversation(
-                model=read_key(request, "model", str, "", REQUIRED),
-                messages=(*_system(request), *messages),
-                tools=tuple(
-                    _tool(tool, f"tools.{at}") for at, tool in enumerate(read_key(request, "tools", list, "", []))
-                ),
+                model=request.model,
+                messages=(*_system(request.system), *messages),
+                tools=_parse_tools(bytes(request.tools)),
                 sampling=_sampling(request),
-                stream=read_key(request, "stream", bool, "", False),
-            )
+                stream=request.stream or False,
+            ),
+            fingerprint=fingerprint(body),
         )
 
     def reply_body(self, head: ReplyHead, reply: Reply, usage: Usage) -> Json:
@@ -118,12 +115,82 @@ class Anthropic:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The request, as far as it is read
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Text(Struct, tag="text"):
+    text: str
+
+
+class _Thinking(Struct, tag="thinking"):
+    thinking: str
+
+
+class _RedactedThinking(Struct, tag="redacted_thinking"):
+    pass
+
+
+class _ToolUse(Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: Raw
+
+
+class _ToolResult(Struct, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[_Text] | None = None
+
+
+class _System(Struct, tag_field="role", tag="system"):
+    content: str | list[_Text]
+
+
+class _User(Struct, tag_field="role", tag="user"):
+    content: str | list[_Text | _ToolResult]
+
+
+class _Assistant(Struct, tag_field="role", tag="assistant"):
+    content: str | list[_Text | _Thinking | _RedactedThinking | _ToolUse]
+
+
+class _Tool(Struct):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+class _ToolChoice(Struct):
+    type: str
+    name: str = ""
+
+
+class _Request(Struct):
+    model: str
+    messages: list[_System | _User | _Assistant]
+    system: str | list[_Text] | None = None
+    tools: Raw = Raw(b"null")
+    stream: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    tool_choice: _ToolChoice | None = None
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_tools_decoder = msgspec.json.Decoder(list[_Tool] | None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Request -> Conversation
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _system(request: Mapping[str, Any]) -> Iterator[Message]:
-    text = join_blocks(_without_billing(text) for text in _texts(request.get("system"), "system"))
+def _system(content: str | list[_Text] | None) -> Iterator[Message]:
+    texts = [content] if isinstance(content, str) else [block.text for block in content or ()]
+    text = join_blocks(map(_without_billing, texts))
     if text:
         yield Message(role="system", text=text)
 
@@ -132,126 +199,87 @@ def _without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING_PREFIX) else text
 
 
-def _messages(item: object, where: str) -> Iterator[Message]:
-    message = read_object(item, where)
-    content = message.get("content")
-    match message.get("role"):
-        case "user":
-            yield from _user_messages(content, where)
-        case "assistant":
-            yield _assistant_message(_blocks(content, where), where)
-        case "system":
-            yield Message(role="system", text=join_blocks(_texts(content, where)))
-        case role:
-            raise invalid(f"{where}.role: {role!r} is not one of 'user', 'assistant', 'system'")
+def _messages(message: _System | _User | _Assistant) -> Iterator[Message]:
+    match message:
+        case _User(content=content):
+            yield from _user_messages(content)
+        case _Assistant(content=content):
+            yield _assistant_message(content)
+        case _System(content=content):
+            yield Message(role="system", text=_join(content))
 
 
-def _user_messages(content: object, where: str) -> Iterator[Message]:
+def _user_messages(content: str | list[_Text | _ToolResult]) -> Iterator[Message]:
     """Tool results become messages of their own; the text between them stays between them."""
+    if isinstance(content, str):
+        yield Message(role="user", text=_join(content))
+        return
     texts: list[str] = []
-    blocks = _blocks(content, where)
-    for at, block in enumerate(blocks):
-        place = f"{where}.content.{at}"
-        match block.get("type"):
-            case "text":
-                texts.append(read_key(block, "text", str, f"{place}.", REQUIRED))
-            case "tool_result":
-                if text := join_blocks(texts):
-                    yield Message(role="user", text=text)
-                texts = []
-                yield _tool_result(block, place)
-            case kind:
-                raise unsupported(kind, place)
+    for block in content:
+        if isinstance(block, _Text):
+            texts.append(block.text)
+            continue
+        if text := join_blocks(texts):
+            yield Message(role="user", text=text)
+        texts = []
+        yield Message(role="tool", text=_join(block.content), tool_call_id=block.tool_use_id)
     text = join_blocks(texts)
-    if text or not any(block["type"] == "tool_result" for block in blocks):
+    if text or all(isinstance(block, _Text) for block in content):
         yield Message(role="user", text=text)
 
 
-def _tool_result(block: Mapping[str, Any], where: str) -> Message:
-    return Message(
-        role="tool",
-        text=join_blocks(_texts(block.get("content"), where)),
-        tool_call_id=read_key(block, "tool_use_id", str, f"{where}.", REQUIRED),
-    )
-
-
-def _assistant_message(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    for at, block in enumerate(blocks):
-        place = f"{where}.content.{at}."
-        match block.get("type"):
-            case "text":
-                texts.append(read_key(block, "text", str, place, REQUIRED))
-            case "thinking":
-                thoughts.append(read_key(block, "thinking", str, place, REQUIRED))
-            case "tool_use":
-                calls.append(_tool_call(block, place))
-            case "redacted_thinking":
-                pass
-            case kind:
-                raise unsupported(kind, place)
-    return Message(role="assistant", text=join_blocks(texts), thinking=join_blocks(thoughts), tool_calls=tuple(calls))
-
-
-def _tool_call(block: Mapping[str, Any], where: str) -> ToolCall:
-    return ToolCall(
-        id=read_key(block, "id", str, where, REQUIRED),
-        name=read_key(block, "name", str, where, REQUIRED),
-        arguments=msgspec.json.encode(read_key(block, "input", dict, where, {})).decode(),
-    )
-
-
-def _blocks(content: object, where: str) -> list[Mapping[str, Any]]:
-    """A string is one text block."""
+def _assistant_message(content: str | list[_Text | _Thinking | _RedactedThinking | _ToolUse]) -> Message:
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    items = read(content, list, f"{where}.content")
-    return [read_object(item, f"{where}.content.{at}") for at, item in enumerate(items)]
-
-
-def _texts(content: object, where: str) -> list[str]:
-    """The texts of content that may hold nothing else."""
-    texts = []
-    for at, block in enumerate(_blocks([] if content is None else content, where)):
-        place = f"{where}.content.{at}"
-        if block.get("type") != "text":
-            raise unsupported(block.get("type"), place)
-        texts.append(read_key(block, "text", str, f"{place}.", REQUIRED))
-    return texts
-
-
-def _tool(item: object, where: str) -> Tool:
-    tool = read_object(item, where)
-    if tool.get("type", "custom") not in ("custom", None):
-        raise invalid(f"{where}: tools of type {tool['type']!r} run at the provider, and are not supported")
-    return Tool(
-        name=read_key(tool, "name", str, f"{where}.", REQUIRED),
-        description=read_key(tool, "description", str, f"{where}.", ""),
-        parameters=read_key(tool, "input_schema", dict, f"{where}.", REQUIRED),
+        return Message(role="assistant", text=_join(content))
+    return Message(
+        role="assistant",
+        text=join_blocks(block.text for block in content if isinstance(block, _Text)),
+        thinking=join_blocks(block.thinking for block in content if isinstance(block, _Thinking)),
+        tool_calls=tuple(_tool_call(block) for block in content if isinstance(block, _ToolUse)),
     )
 
 
-def _sampling(request: Mapping[str, Any]) -> Sampling:
+def _join(content: str | list[_Text] | None) -> str:
+    return join_blocks([content] if isinstance(content, str) else [block.text for block in content or ()])
+
+
+def _tool_call(block: _ToolUse) -> ToolCall:
+    arguments = bytes(block.input).decode()
+    if not arguments.startswith("{"):
+        raise invalid(f"the input of tool call {block.id!r} is not an object")
+    return ToolCall(id=block.id, name=block.name, arguments=arguments)
+
+
+@lru_cache(maxsize=64)
+def _parse_tools(tools: bytes) -> tuple[Tool, ...]:
+    """A harness sends the same tens of kilobytes with every request."""
+    return tuple(
+        Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
+        for tool in decode_body(tools, _tools_decoder, "$.tools") or ()
+    )
+
+
+def _sampling(request: _Request) -> Sampling:
     return Sampling(
-        max_tokens=read_key(request, "max_tokens", int, "", None),
-        temperature=read_key(request, "temperature", (int, float), "", None),
-        top_p=read_key(request, "top_p", (int, float), "", None),
-        top_k=read_key(request, "top_k", int, "", None),
-        stop=tuple(read(stop, str, "stop_sequences") for stop in read_key(request, "stop_sequences", list, "", [])),
-        tool_choice=_tool_choice(read_key(request, "tool_choice", dict, "", {})),
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=tuple(request.stop_sequences or ()),
+        tool_choice=_tool_choice(request.tool_choice),
     )
 
 
-def _tool_choice(choice: Mapping[str, Any]) -> str:
-    match choice.get("type", "auto"):
-        case "any":
+def _tool_choice(choice: _ToolChoice | None) -> str:
+    match choice:
+        case None:
+            return "auto"
+        case _ToolChoice(type="any"):
             return "required"
-        case "tool":
-            return f"tool:{choice.get('name')}"
-        case kind:
-            return str(kind)
+        case _ToolChoice(type="tool"):
+            return f"tool:{choice.name}"
+        case _:
+            return choice.type
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ as it does in the world.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -73,6 +75,8 @@ class WireRequest:
     """One parsed request."""
 
     conversation: Conversation
+    fingerprint: bytes
+    """Equal for a request, its retry, and its plain fallback."""
     usage_in_stream: bool = False
     """OpenAI's `stream_options.include_usage`: the stream ends with a chunk that carries the usage."""
 
@@ -98,8 +102,8 @@ class WireProtocol(Protocol):
     name: str
     """As `CallRecord.protocol` has it."""
 
-    def parse_request(self, body: object) -> WireRequest:
-        """Read a decoded JSON body. Raises `WireError`, naming the field, for what cannot be answered."""
+    def parse_request(self, body: bytes) -> WireRequest:
+        """Read a request body. Raises `WireError`, naming the place, for what cannot be answered."""
         ...
 
     def reply_body(self, head: ReplyHead, reply: Reply, usage: Usage) -> Json:
@@ -149,39 +153,40 @@ def parse_arguments(arguments: str) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Reading foreign JSON: each function names the place where the type is wrong
+# Reading request bodies
 # ---------------------------------------------------------------------------------------------------------------------
 
-REQUIRED: Any = object()
+FORM_FIELDS = frozenset({"stream", "stream_options"})
+"""They say how to send the answer, not what to answer: a harness's plain fallback differs in them."""
+
+_CONTENT_TYPE = re.compile(r"Invalid value ('[^']*') - at `(\$.*content\[\d+\])\.type`")
+_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def read_object(value: object, where: str) -> Mapping[str, Any]:
-    """`value` as a JSON object."""
-    return read(value, dict, where)
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], root: str = "$") -> T:
+    """`body` as the decoder's type. Fields that the type does not have are left out. `root` is what errors call it."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$", f"`{root}")
+        raise invalid(_CONTENT_TYPE.sub(_name_content, message)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(f"the request body is not valid JSON: {error}") from error
 
 
-def read(value: object, kind: type[T] | tuple[type[T], ...], where: str) -> T:
-    """`value`, which is of type `kind`; true and false are no numbers."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise invalid(f"{where}: {type(value).__name__} is not allowed here")
-    return value
-
-
-def read_key(source: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], ...], where: str, default: T) -> T:
-    """`source[key]`, or `default` where it is missing or null; without a default it is required."""
-    value = source.get(key)
-    if value is None:
-        if default is REQUIRED:
-            raise invalid(f"{where}{key}: field required")
-        return default
-    return read(value, kind, f"{where}{key}")
+def fingerprint(body: bytes) -> bytes:
+    """See `WireRequest.fingerprint`; of a body that was decoded before."""
+    digest = blake2b(digest_size=16)
+    for key, value in _split(body).items():
+        if key not in FORM_FIELDS:
+            digest.update(key.encode() + b"\0" + bytes(value))
+    return digest.digest()
 
 
 def invalid(message: str) -> WireError:
-    """The body is wrong."""
+    """The body is malformed, or asks for what there is not."""
     return WireError(ErrorKind.INVALID, message)
 
 
-def unsupported(kind: object, where: str) -> WireError:
-    """Well-formed content that a text model cannot take."""
-    return invalid(f"{where}: content of type {kind!r} is not supported: this model reads text only")
+def _name_content(match: re.Match[str]) -> str:
+    return f"content of type {match[1]} is not supported: this model reads text only - at `{match[2]}`"

@@ -10,25 +10,26 @@ Choices where the API leaves them open:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.base import (
-    REQUIRED,
     ContextOverflow,
     ErrorKind,
     Json,
     ReplyHead,
     WireError,
     WireRequest,
+    decode_body,
+    fingerprint,
     invalid,
     join_blocks,
-    read,
-    read_key,
-    read_object,
     server_sent_event,
-    unsupported,
 )
 
 DONE = b"data: [DONE]\n\n"
@@ -49,25 +50,23 @@ class OpenAIChat:
 
     name = "openai_chat"
 
-    def parse_request(self, body: object) -> WireRequest:
+    def parse_request(self, body: bytes) -> WireRequest:
         """Read a body of `/v1/chat/completions`."""
-        request = read_object(body, "body")
-        given = read_key(request, "messages", list, "", REQUIRED)
-        if not given:
+        request = decode_body(body, _request_decoder)
+        if not request.messages:
             raise invalid("messages: at least one message is required")
-        if read_key(request, "n", int, "", 1) != 1:
+        if request.n not in (None, 1):
             raise invalid("n: only one choice can be drawn")
-        options = read_key(request, "stream_options", dict, "", {})
-        tools = read_key(request, "tools", list, "", [])
         return WireRequest(
             conversation=Conversation(
-                model=read_key(request, "model", str, "", REQUIRED),
-                messages=tuple(_message(item, f"messages.{at}") for at, item in enumerate(given)),
-                tools=tuple(_tool(item, f"tools.{at}") for at, item in enumerate(tools)),
+                model=request.model,
+                messages=tuple(map(_message, request.messages)),
+                tools=_parse_tools(bytes(request.tools)),
                 sampling=_sampling(request),
-                stream=read_key(request, "stream", bool, "", False),
+                stream=request.stream or False,
             ),
-            usage_in_stream=read_key(options, "include_usage", bool, "stream_options.", False),
+            fingerprint=fingerprint(body),
+            usage_in_stream=bool(request.stream_options and request.stream_options.include_usage),
         )
 
     def reply_body(self, head: ReplyHead, reply: Reply, usage: Usage) -> Json:
@@ -119,97 +118,153 @@ class OpenAIChat:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The request, as far as it is read
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Text(Struct, tag="text"):
+    text: str
+
+
+class _Refusal(Struct, tag="refusal"):
+    refusal: str
+
+
+class _FunctionCall(Struct):
+    name: str
+    arguments: str | None = None
+
+
+class _ToolCall(Struct):
+    function: _FunctionCall
+    type: Literal["function"] = "function"
+    id: str | None = None
+
+
+class _System(Struct, tag_field="role", tag="system"):
+    content: str | list[_Text]
+
+
+class _Developer(_System, tag="developer"):
+    pass
+
+
+class _User(Struct, tag_field="role", tag="user"):
+    content: str | list[_Text]
+
+
+class _Assistant(Struct, tag_field="role", tag="assistant"):
+    content: str | list[_Text | _Refusal] | None = None
+    tool_calls: list[_ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _ToolMessage(Struct, tag_field="role", tag="tool"):
+    tool_call_id: str
+    content: str | list[_Text] | None = None
+
+
+_Message = _System | _Developer | _User | _Assistant | _ToolMessage
+
+
+class _Function(Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(Struct):
+    function: _Function
+    type: Literal["function"] = "function"
+
+
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class _NamedFunction(Struct):
+    name: str
+
+
+class _ToolChoice(Struct):
+    function: _NamedFunction
+
+
+class _Request(Struct):
+    model: str
+    messages: list[_Message]
+    tools: Raw = Raw(b"null")
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: str | list[str] | None = None
+    tool_choice: str | _ToolChoice | None = None
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_tools_decoder = msgspec.json.Decoder(list[_Tool] | None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Request -> Conversation
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _message(item: object, where: str) -> Message:
-    message = read_object(item, where)
-    place = f"{where}."
-    text = _text(message.get("content"), place)
-    match message.get("role"):
-        case "system" | "developer":
+def _message(message: _Message) -> Message:
+    text = _join(message.content)
+    match message:
+        case _System():
             return Message(role="system", text=text)
-        case "user":
+        case _User():
             return Message(role="user", text=text)
-        case "assistant":
-            return _assistant_message(message, text, place)
-        case "tool":
-            call_id = read_key(message, "tool_call_id", str, place, REQUIRED)
+        case _Assistant(tool_calls=calls):
+            thinking = message.reasoning_content or message.reasoning or ""
+            return Message(
+                role="assistant", text=text, thinking=thinking, tool_calls=tuple(map(_tool_call, calls or ()))
+            )
+        case _ToolMessage(tool_call_id=call_id):
             return Message(role="tool", text=text, tool_call_id=call_id)
-        case role:
-            raise invalid(f"{where}.role: {role!r} is not one of 'system', 'developer', 'user', 'assistant', 'tool'")
 
 
-def _assistant_message(message: Mapping[str, Any], text: str, where: str) -> Message:
-    thinking = read_key(message, "reasoning_content", str, where, "") or read_key(message, "reasoning", str, where, "")
-    calls = read_key(message, "tool_calls", list, where, [])
-    tool_calls = tuple(_tool_call(call, f"{where}tool_calls.{at}") for at, call in enumerate(calls))
-    return Message(role="assistant", text=text, thinking=thinking, tool_calls=tool_calls)
-
-
-def _text(content: object, where: str) -> str:
-    """A string, null, or parts that hold nothing but text."""
+def _join(content: str | list[Any] | None) -> str:
     if isinstance(content, str):
         return content
-    texts = []
-    for at, item in enumerate(read([] if content is None else content, list, f"{where}content")):
-        place = f"{where}content.{at}"
-        part = read_object(item, place)
-        kind = part.get("type")
-        if kind not in ("text", "refusal"):
-            raise unsupported(kind, place)
-        texts.append(read_key(part, kind, str, f"{place}.", REQUIRED))
-    return join_blocks(texts)
+    return join_blocks(part.text if isinstance(part, _Text) else part.refusal for part in content or ())
 
 
-def _tool_call(item: object, where: str) -> ToolCall:
-    call = _function_of(item, where)
-    function = read_key(call, "function", dict, f"{where}.", REQUIRED)
-    return ToolCall(
-        id=read_key(call, "id", str, f"{where}.", ""),
-        name=read_key(function, "name", str, f"{where}.function.", REQUIRED),
-        arguments=read_key(function, "arguments", str, f"{where}.function.", ""),
+def _tool_call(call: _ToolCall) -> ToolCall:
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments or "")
+
+
+@lru_cache(maxsize=64)
+def _parse_tools(tools: bytes) -> tuple[Tool, ...]:
+    """A harness sends the same tens of kilobytes with every request."""
+    functions = [tool.function for tool in decode_body(tools, _tools_decoder, "$.tools") or ()]
+    return tuple(
+        Tool(name=function.name, description=function.description or "", parameters=function.parameters or {})
+        for function in functions
     )
 
 
-def _tool(item: object, where: str) -> Tool:
-    function = read_key(_function_of(item, where), "function", dict, f"{where}.", REQUIRED)
-    return Tool(
-        name=read_key(function, "name", str, f"{where}.function.", REQUIRED),
-        description=read_key(function, "description", str, f"{where}.function.", ""),
-        parameters=read_key(function, "parameters", dict, f"{where}.function.", {}),
-    )
-
-
-def _function_of(item: object, where: str) -> Mapping[str, Any]:
-    found = read_object(item, where)
-    if found.get("type", "function") != "function":
-        raise invalid(f"{where}: tools of type {found['type']!r} are not supported, only functions")
-    return found
-
-
-def _sampling(request: Mapping[str, Any]) -> Sampling:
-    stop = request.get("stop")
-    stops = [stop] if isinstance(stop, str) else read_key(request, "stop", list, "", [])
-    old_name = read_key(request, "max_tokens", int, "", None)
+def _sampling(request: _Request) -> Sampling:
     return Sampling(
-        max_tokens=read_key(request, "max_completion_tokens", int, "", old_name),
-        temperature=read_key(request, "temperature", (int, float), "", None),
-        top_p=read_key(request, "top_p", (int, float), "", None),
-        top_k=read_key(request, "top_k", int, "", None),
-        stop=tuple(read(text, str, "stop") for text in stops),
-        tool_choice=_tool_choice(request.get("tool_choice")),
+        max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        tool_choice=_tool_choice(request.tool_choice),
     )
 
 
-def _tool_choice(choice: object) -> str:
-    if choice is None:
-        return "auto"
-    if isinstance(choice, str):
-        return choice
-    named = read_key(read_object(choice, "tool_choice"), "function", dict, "tool_choice.", {})
-    return f"tool:{named.get('name')}"
+def _tool_choice(choice: str | _ToolChoice | None) -> str:
+    return f"tool:{choice.function.name}" if isinstance(choice, _ToolChoice) else choice or "auto"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

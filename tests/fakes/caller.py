@@ -62,11 +62,9 @@ def tool_result(tool_use_id: str, content: str) -> Body:
 def open_call(session: Session, *messages: Body, headers: Mapping[str, str] | None = None, **fields: Any) -> OpenCall:
     """Send a request; its answer is not waited for."""
     body = {"model": "policy", "messages": list(messages), **fields}
+    wire = Anthropic().parse_request(msgspec.json.encode(body))
     return session.open_call(
-        protocol="anthropic",
-        conversation=Anthropic().parse_request(body).conversation,
-        headers=headers or {},
-        fingerprint=msgspec.json.encode(body),
+        protocol="anthropic", conversation=wire.conversation, headers=headers or {}, fingerprint=wire.fingerprint
     )
 
 

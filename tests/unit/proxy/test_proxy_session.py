@@ -3,6 +3,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from clawhpc.engine.client import PromptTooLong
 from clawhpc.errors import EngineError, ProxyError
 from clawhpc.proxy.respond import PolicySampling, ScriptedResponder
 from clawhpc.proxy.session import MAX_OVERFLOWS, derive_seed
@@ -104,8 +105,8 @@ async def test_two_interleaved_conversations_give_two_clean_paths() -> None:
     async with session_of(policy(engine)) as session:
         main, sub = [user("main")], [user("sub")]
         for turn in range(3):
-            main += [await ask(session, *main, system="M"), user(f"main {turn}")]
-            sub += [await ask(session, *sub, system="S", headers=agent), user(f"sub {turn}")]
+            main += [await ask(session, *main, system="M"), user(f"go on {turn}")]
+            sub += [await ask(session, *sub, system="S", headers=agent), user(f"go on {turn}")]
         calls = session.calls()
     assert [call.conversation_id for call in calls] == [0, 1, 0, 1, 0, 1]
     assert [call.continues_id for call in calls] == [None, None, 0, 1, 2, 3]
@@ -125,6 +126,58 @@ async def test_equal_replies_of_different_calls_keep_their_order() -> None:
     assert edited.tokens is not None
     assert [graft.call_id for graft in edited.tokens.grafts] == [0, 1, 2]
     assert edited.continues_id == 2
+
+
+async def test_an_edited_conversation_is_told_from_its_twin_by_what_its_last_reply_continued() -> None:
+    engine = FakeEngine(replies("yes", "yes", "main done", "sub done", "ok"))
+    async with session_of(policy(engine)) as session:
+        main, sub = [user("main")], [user("sub")]
+        for _ in range(2):
+            main += [await ask(session, *main), user("go on")]
+            sub += [await ask(session, *sub), user("go on")]
+        await ask(session, user("edited"), *main[1:])
+        edited = session.calls()[4]
+    assert edited.tokens is not None
+    assert [graft.call_id for graft in edited.tokens.grafts] == [0, 2]
+
+
+async def test_an_edited_conversation_that_was_cut_back_finds_the_reply_by_what_it_answered() -> None:
+    engine = FakeEngine(lambda prompt: "ok")
+    async with session_of(policy(engine)) as session:
+        reply = await ask(session, user("a"), user("first"))
+        await ask(session, user("a"), user("first"), reply, user("second"))
+        await ask(session, user("edited"), user("first"), reply, user("third"))
+        cut = session.calls()[2]
+    assert cut.continues_id == 0
+
+
+async def test_equal_conversations_of_which_one_is_ahead_are_not_mixed() -> None:
+    """Call 4 went on from 0 and 2; the equal replies of 1 and 3 were drawn later than those, and stand elsewhere."""
+    engine = FakeEngine(lambda prompt: "yes")
+    twin = {AGENT_HEADER: "1"}
+    async with session_of(policy(engine)) as session:
+        one, other = [user("go")], [user("go")]
+        for _ in range(2):
+            one += [await ask(session, *one), user("on")]
+            other += [await ask(session, *other, headers=twin), user("on")]
+        one += [await ask(session, *one), user("on")]
+        await ask(session, *one)
+        calls = session.calls()
+    assert [call.continues_id for call in calls] == [None, None, 1, 1, 3, 4]
+    assert rebuild_prompt_ids(calls, 5) == engine.requests[5].prompt_ids
+    assert calls[5].tokens is not None
+    assert [graft.call_id for graft in calls[5].tokens.grafts] == [1, 3, 4]
+
+
+async def test_replies_in_another_order_than_they_were_drawn_are_still_grafted() -> None:
+    engine = FakeEngine(replies("one", "two", "ok"))
+    async with session_of(policy(engine)) as session:
+        one, two = await ask(session, user("a")), await ask(session, user("b"))
+        await ask(session, user("c"), two, user("d"), one, user("e"))
+        mixed = session.calls()[2]
+    assert mixed.tokens is not None
+    assert [graft.call_id for graft in mixed.tokens.grafts] == [1, 0]
+    assert (mixed.continues_id, mixed.new_messages) == (0, (Message(role="user", text="e"),))
 
 
 async def test_parallel_tool_calls_are_one_reply() -> None:
@@ -323,6 +376,17 @@ async def test_a_prompt_that_does_not_fit_is_refused_and_the_third_one_is_a_limi
             assert session.calls()[attempt].failure == "prompt of 69 tokens, but the window holds 40"
         assert session.limit == "context"
         assert engine.requests == []
+
+
+async def test_an_overflow_that_only_the_engine_sees_counts_too_and_is_tried_anew() -> None:
+    engine = FakeEngine(lambda prompt: PromptTooLong(num_tokens=50, maximum=40))
+    async with session_of(policy(engine)) as session:
+        for _ in range(MAX_OVERFLOWS):
+            call = open_call(session, user("hi"))
+            await call.done.wait()
+            assert isinstance(call.error, ContextOverflow)
+        assert (session.limit, session.failure) == ("context", None)
+        assert len(engine.requests) == len(session.calls()) == MAX_OVERFLOWS
 
 
 async def test_counting_tokens_sees_the_same_prompt_and_records_nothing() -> None:

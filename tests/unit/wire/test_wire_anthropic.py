@@ -15,7 +15,8 @@ HEAD = ReplyHead(id="00000000", model="policy", created=0, input_tokens=5)
 
 
 def parse(*messages: dict[str, Any], **fields: Any) -> Conversation:
-    return WIRE.parse_request({"model": "m", "max_tokens": 10, "messages": list(messages), **fields}).conversation
+    body = {"model": "m", "max_tokens": 10, "messages": list(messages), **fields}
+    return WIRE.parse_request(json.dumps(body).encode()).conversation
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_tool_use_and_results_become_calls_and_tool_messages_in_order() -> None:
         ),
     )
     calls = (
-        ToolCall(id="t1", name="Bash", arguments='{"command":"ls"}'),
+        ToolCall(id="t1", name="Bash", arguments='{"command": "ls"}'),
         ToolCall(id="t2", name="Read", arguments="{}"),
     )
     assert conversation.messages == (
@@ -129,22 +130,27 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 @pytest.mark.parametrize(
     ("messages", "fields", "named"),
     [
-        ([user([IMAGE])], {}, "messages.0.content.0: content of type 'image' is not supported"),
-        ([user([text("a"), {"type": "document"}])], {}, "messages.0.content.1: content of type 'document'"),
-        ([user([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}])], {}, "'image' is not supported"),
-        ([{"role": "assistant", "content": [{"type": "server_tool_use"}]}], {}, "'server_tool_use'"),
-        ([user("a")], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
-        ([user("a")], {"system": [IMAGE]}, "system.content.0"),
-        ([user("a")], {"model": None}, "model: field required"),
-        ([user("a")], {"max_tokens": "many"}, "max_tokens: str"),
-        ([user("a")], {"temperature": True}, "temperature: bool"),
-        ([user("a")], {"stop_sequences": [1]}, "stop_sequences: int"),
-        ([{"role": "bot", "content": "a"}], {}, "messages.0.role: 'bot'"),
-        ([{"role": "user"}], {}, "messages.0.content: NoneType"),
-        ([{"role": "user", "content": [{"type": "tool_result"}]}], {}, "messages.0.content.0.tool_use_id"),
-        ([{"role": ["user"], "content": "a"}], {}, "messages.0.role"),
-        ([user([{"type": {"a": 1}}])], {}, "messages.0.content.0"),
-        (["hello"], {}, "messages.0: str"),
+        ([user([IMAGE])], {}, "content of type 'image' is not supported: this model reads text only"),
+        ([user([text("a"), {"type": "document"}])], {}, "'document' is not supported: this model reads text only - at"),
+        ([user([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}])], {}, "content of type 'image'"),
+        ([{"role": "assistant", "content": [{"type": "server_tool_use"}]}], {}, "`$.messages[0].content[0]`"),
+        ([user("a")], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`$.tools[0]`"),
+        ([user("a")], {"system": [IMAGE]}, "'image' - at `$.system[0].type`"),
+        ([user("a")], {"model": None}, "`$.model`"),
+        ([user("a")], {"max_tokens": "many"}, "`$.max_tokens`"),
+        ([user("a")], {"temperature": True}, "`$.temperature`"),
+        ([user("a")], {"stop_sequences": [1]}, "`$.stop_sequences[0]`"),
+        ([{"role": "bot", "content": "a"}], {}, "'bot' - at `$.messages[0].role`"),
+        ([{"role": "user"}], {}, "missing required field `content` - at `$.messages[0]`"),
+        ([{"role": "user", "content": [{"type": "tool_result"}]}], {}, "`tool_use_id`"),
+        ([{"role": ["user"], "content": "a"}], {}, "`$.messages[0].role`"),
+        ([user([{"type": {"a": 1}}])], {}, "`$.messages[0].content[0].type`"),
+        (
+            [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "B", "input": 1}]}],
+            {},
+            "'t' is not",
+        ),
+        (["hello"], {}, "`$.messages[0]`"),
         ([], {}, "messages: at least one"),
     ],
 )
@@ -155,9 +161,21 @@ def test_what_cannot_be_answered_is_named(messages: list[Any], fields: dict[str,
     assert named in str(caught.value)
 
 
-def test_a_body_that_is_no_object_is_refused() -> None:
-    with pytest.raises(WireError, match="body: list"):
-        WIRE.parse_request([])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"a": "\\ud800"}', b"[" * 5000, b'{"a":' * 5000])
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        WIRE.parse_request(body)
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+def test_a_request_has_the_fingerprint_of_its_retry_and_of_its_plain_fallback() -> None:
+    body = {"model": "m", "messages": [user("hi")], "metadata": {"user_id": "x"}}
+    prints = [
+        WIRE.parse_request(json.dumps(variant).encode()).fingerprint
+        for variant in (body, body, {**body, "stream": True}, {**body, "metadata": {}}, {**body, "max_tokens": 3})
+    ]
+    assert prints[0] == prints[1] == prints[2]
+    assert len(set(prints)) == 3
 
 
 def test_cached_input_is_counted_apart_and_only_once() -> None:

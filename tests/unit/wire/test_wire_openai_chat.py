@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=96)
 
 
 def parse(*messages: dict[str, Any], **fields: Any) -> Conversation:
-    return WIRE.parse_request({"model": "m", "messages": list(messages), **fields}).conversation
+    return WIRE.parse_request(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()).conversation
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -64,9 +65,10 @@ def test_tools_and_sampling_are_read() -> None:
 
 
 def test_usage_is_streamed_only_where_it_was_asked_for() -> None:
-    body = {"model": "m", "messages": [user("hi")], "stream": True}
-    assert not WIRE.parse_request(body).usage_in_stream
-    assert WIRE.parse_request({**body, "stream_options": {"include_usage": True}}).usage_in_stream
+    body: dict[str, Any] = {"model": "m", "messages": [user("hi")], "stream": True}
+    assert not WIRE.parse_request(json.dumps(body).encode()).usage_in_stream
+    body["stream_options"] = {"include_usage": True}
+    assert WIRE.parse_request(json.dumps(body).encode()).usage_in_stream
     assert b"usage" not in b"".join(WIRE.turn_events(HEAD, Reply(text="hi"), USAGE))
 
 
@@ -101,17 +103,18 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 @pytest.mark.parametrize(
     ("messages", "fields", "named"),
     [
-        ([user([IMAGE])], {}, "messages.0.content.0: content of type 'image_url' is not supported"),
-        ([user([{"type": "input_audio"}])], {}, "'input_audio'"),
-        ([{"role": "function", "content": "a"}], {}, "messages.0.role: 'function'"),
-        ([{"role": "tool", "content": "a"}], {}, "messages.0.tool_call_id: field required"),
-        ([user(3)], {}, "messages.0.content: int"),
-        ([{"role": "assistant", "tool_calls": [{"type": "custom"}]}], {}, "messages.0.tool_calls.0: tools of type"),
-        ([{"role": "assistant", "tool_calls": [{}]}], {}, "messages.0.tool_calls.0.function: field required"),
-        ([user("a")], {"tools": [{"type": "web_search"}]}, "tools.0: tools of type 'web_search'"),
+        ([user([IMAGE])], {}, "content of type 'image_url' is not supported: this model reads text only"),
+        ([user([{"type": "input_audio"}])], {}, "'input_audio' is not supported"),
+        ([{"role": "function", "content": "a"}], {}, "'function' - at `$.messages[0].role`"),
+        ([{"role": "tool", "content": "a"}], {}, "missing required field `tool_call_id`"),
+        ([user(3)], {}, "`$.messages[0].content`"),
+        ([{"role": "user"}], {}, "missing required field `content`"),
+        ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}], {}, "'custom'"),
+        ([{"role": "assistant", "tool_calls": [{}]}], {}, "`$.messages[0].tool_calls[0]`"),
+        ([user("a")], {"tools": [{"type": "web_search"}]}, "`$.tools[0]"),
         ([user("a")], {"n": 2}, "n: only one"),
-        ([user("a")], {"stream": "yes"}, "stream: str"),
-        ([user("a")], {"tool_choice": 3}, "tool_choice: int"),
+        ([user("a")], {"stream": "yes"}, "`$.stream`"),
+        ([user("a")], {"tool_choice": 3}, "`$.tool_choice`"),
         ([], {}, "messages: at least one"),
     ],
 )
