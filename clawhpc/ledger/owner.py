@@ -81,7 +81,8 @@ class Ledger:
         self._watchdog.stdin.close()
         _read_within(self._watchdog, END_S)
         self._watchdog.stdout.close()
-        reap.reap(self._root, self._owner)
+        if reap.lock_path(self._root, self._owner).exists():
+            reap.reap(self._root, self._owner)
         os.close(self._lock)
 
     def __enter__(self) -> Ledger:
