@@ -31,7 +31,9 @@ SEAM = "\udc00"
 SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACEMENT = "\ufffd"
 CACHED_PIECES = 256
-"""Texts whose ids are kept: above all the head of system prompt and tools, which all rollouts of a step share."""
+"""Texts whose ids are kept: above all that of system prompt and tools, which all rollouts of a step share."""
+CACHED_HEADS = 32
+"""Beginnings of conversations, up to the first reply, whose ids are kept: all calls of a rollout share one."""
 
 Ids = list[int]
 Messages = list[Any]
@@ -131,6 +133,7 @@ class ChatRenderer:
         self._stub: Messages = [{"role": "user", "content": "."}]
         self._stub_ids = self._renderer.render_ids(self._stub)
         self._asking_stub_ids = self._renderer.render_ids(self._stub, add_generation_prompt=True)
+        self._head_ids = lru_cache(CACHED_HEADS)(self._render_head)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -143,13 +146,11 @@ class ChatRenderer:
         `recorded`: the sampled replies that the history repeats, by index into `conversation.messages`. All other
         messages, also those of the assistant, are encoded from their text.
         """
-        messages = [self._message(message) for message in conversation.messages]
-        tools = [self._tool(tool) for tool in conversation.tools] or None
-        grafted = self._graft(messages, tools, recorded)
+        grafted = self._graft(conversation, recorded)
         if grafted is not None:
             return grafted
-        ids = self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
-        return RenderedPrompt(prompt_ids=tuple(ids), grafts=(), reencoded_replies=len(recorded))
+        ids = self._render_head(conversation.messages, msgspec.json.encode(conversation.tools))
+        return RenderedPrompt(prompt_ids=ids, grafts=(), reencoded_replies=len(recorded))
 
     def encode_reply(self, reply: Message) -> tuple[int, ...]:
         """The ids that a policy would have drawn for a reply that is known as text only, its stop token included.
@@ -172,54 +173,55 @@ class ChatRenderer:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def _graft(
-        self, messages: Messages, tools: Messages | None, recorded: Mapping[int, RecordedReply]
-    ) -> RenderedPrompt | None:
+    def _render_head(self, messages: tuple[Message, ...], tools: bytes) -> tuple[int, ...]:
+        """A whole conversation by the chat format's own rules. `tools`: as JSON, by which they can be looked up."""
+        rendered_tools = [self._tool(tool) for tool in msgspec.json.decode(tools, type=list[Tool])]
+        rendered = [self._message(message) for message in messages]
+        return tuple(self._renderer.render_ids(rendered, tools=rendered_tools or None, add_generation_prompt=True))
+
+    def _graft(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> RenderedPrompt | None:
         """The prompt made by appending; None where the chat format does not allow it."""
-        replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        messages = conversation.messages
+        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         assert set(recorded) <= set(replies), f"recorded replies at {sorted(recorded)}, the assistant's at {replies}"
         ends = [*replies, len(messages)]
         if ends[0] == 0:
             return None
-        ids: Ids | None = self._renderer.render_ids(messages[: ends[0]], tools=tools, add_generation_prompt=True)
+        ids = list(self._head_ids(messages[: ends[0]], msgspec.json.encode(conversation.tools)))
         grafts = []
         for index, end in zip(replies, ends[1:], strict=True):
-            completion = list(recorded[index].completion_ids) if index in recorded else self._reply_ids(messages[index])
-            if ids is None or completion is None:
+            reply = recorded.get(index)
+            completion = list(reply.completion_ids) if reply else self._reply_ids(self._message(messages[index]))
+            following = [self._message(message) for message in messages[index + 1 : end]]
+            bridge = self._bridge(completion, following) if completion is not None else None
+            if completion is None or bridge is None:
                 return None
-            if index in recorded:
-                grafts.append(Graft(call_id=recorded[index].call_id, start=len(ids), length=len(completion)))
-            ids = self._continue(ids, completion, messages[index + 1 : end])
-        return RenderedPrompt(prompt_ids=tuple(ids), grafts=tuple(grafts), reencoded_replies=0) if ids else None
+            if reply:
+                grafts.append(Graft(call_id=reply.call_id, start=len(ids), length=len(completion)))
+            ids += completion + bridge
+        return RenderedPrompt(prompt_ids=tuple(ids), grafts=tuple(grafts), reencoded_replies=0)
 
-    def _continue(self, prompt: Ids, completion: Ids, messages: Messages) -> Ids | None:
-        """`prompt + completion`, then `messages`, then a generation prompt; None where that cannot be."""
+    def _bridge(self, completion: Ids, messages: Messages) -> Ids | None:
+        """From the end of a reply over `messages` to the next generation prompt; None where there is no way."""
         following = messages or self._stub
-        ids = self._bridge(prompt, completion, following) or self._bridge_unfinished(prompt, completion, following)
-        if messages or ids is None:
-            return ids
-        return self._without_stub(ids)
+        bridge = self._bridge_from(completion, following)
+        if bridge is None and completion and completion[-1] in self.stop_token_ids:
+            bridge = self._bridge_from(completion[-1:], following)  # from a reply that ended while it was thinking
+        return bridge if messages or bridge is None else self._without_stub(bridge)
 
-    def _bridge(self, prompt: Ids, completion: Ids, messages: Messages) -> Ids | None:
-        bridged = self._renderer.bridge_to_next_turn(prompt, completion, messages)
-        whole = prompt + completion
-        return bridged.token_ids if bridged and bridged.token_ids[: len(whole)] == whole else None
+    def _bridge_from(self, completion: Ids, messages: Messages) -> Ids | None:
+        """What `renderers` appends; of what stands before a reply it reads the generation prompt only."""
+        start = self._asking_stub_ids + completion
+        bridged = self._renderer.bridge_to_next_turn(self._asking_stub_ids, completion, messages)
+        return bridged.token_ids[len(start) :] if bridged and bridged.token_ids[: len(start)] == start else None
 
-    def _bridge_unfinished(self, prompt: Ids, completion: Ids, messages: Messages) -> Ids | None:
-        """A bridge from a reply that ended while it was thinking, which `renderers` refuses to build."""
-        stop = self.stop_token_ids[0]
-        if not completion or completion[-1] not in self.stop_token_ids:
-            return None
-        ids = self._bridge(prompt, [stop], messages)
-        return prompt + completion + ids[len(prompt) + 1 :] if ids else None
-
-    def _without_stub(self, ids: Ids) -> Ids | None:
+    def _without_stub(self, bridge: Ids) -> Ids | None:
         """Take the stub message out again, so that one reply follows another directly."""
-        start = len(ids) - len(self._asking_stub_ids)
+        start = len(bridge) - len(self._asking_stub_ids)
         length = len(self._stub_ids)
-        if ids[start:] != self._asking_stub_ids or self._asking_stub_ids[:length] != self._stub_ids:
+        if bridge[start:] != self._asking_stub_ids or self._asking_stub_ids[:length] != self._stub_ids:
             return None
-        return ids[:start] + self._asking_stub_ids[length:]
+        return bridge[:start] + self._asking_stub_ids[length:]
 
     def _reply_ids(self, reply: Any) -> Ids | None:
         """What the chat format writes for `reply` after the generation prompt, up to its stop token."""

@@ -178,11 +178,20 @@ def test_thinking_that_a_harness_sends_back_to_a_policy_without_thinking_is_left
     assert with_thinking == renderer.encode_reply(assistant("yes"))
 
 
-def test_a_rendered_head_is_encoded_once(folder: Path) -> None:
-    tokenizer = TextTokenizer(folder)
-    for _ in range(3):
-        tokenizer.encode("a long head")
-    assert tokenizer._encode.cache_info().misses == 1
+def test_what_conversations_share_is_encoded_once(folder: Path) -> None:
+    renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
+    for text in ("b", "c"):
+        renderer.render(conversation(user("a"), assistant(text), user("d"), tools=[TOOL]), {})
+    assert renderer._head_ids.cache_info().misses == 1
+    before = renderer._tokenizer._encode.cache_info().misses
+    renderer.render(conversation(user("another task"), tools=[TOOL]), {})
+    assert renderer._tokenizer._encode.cache_info().misses == before + 1
+
+
+def test_other_tools_make_another_prompt(folder: Path) -> None:
+    renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
+    one, other = (renderer.render(conversation(user("a"), tools=tools), {}) for tools in ([TOOL], []))
+    assert one.prompt_ids != other.prompt_ids
 
 
 def test_token_ids_are_counted_with_the_control_tokens(folder: Path) -> None:
