@@ -17,7 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from renderers import create_renderer
 from renderers.base import ParsedResponse, Renderer
 from renderers.configs import config_from_name
@@ -149,7 +148,7 @@ class ChatRenderer:
         grafted = self._graft(conversation, recorded)
         if grafted is not None:
             return grafted
-        ids = self._render_head(conversation.messages, msgspec.json.encode(conversation.tools))
+        ids = self._render_head(conversation.messages, _tools_key(conversation.tools))
         return RenderedPrompt(prompt_ids=ids, grafts=(), reencoded_replies=len(recorded))
 
     def encode_reply(self, reply: Message) -> tuple[int, ...]:
@@ -173,11 +172,11 @@ class ChatRenderer:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def _render_head(self, messages: tuple[Message, ...], tools: bytes) -> tuple[int, ...]:
-        """A whole conversation by the chat format's own rules. `tools`: as JSON, by which they can be looked up."""
-        rendered_tools = [self._tool(tool) for tool in msgspec.json.decode(tools, type=list[Tool])]
+    def _render_head(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
+        """A whole conversation by the chat format's own rules. `tools`: see `_tools_key`."""
+        rendered_tools = self._tokenizer.plain_values(json.loads(tools)) or None
         rendered = [self._message(message) for message in messages]
-        return tuple(self._renderer.render_ids(rendered, tools=rendered_tools or None, add_generation_prompt=True))
+        return tuple(self._renderer.render_ids(rendered, tools=rendered_tools, add_generation_prompt=True))
 
     def _graft(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> RenderedPrompt | None:
         """The prompt made by appending; None where the chat format does not allow it."""
@@ -187,7 +186,7 @@ class ChatRenderer:
         ends = [*replies, len(messages)]
         if ends[0] == 0:
             return None
-        ids = list(self._head_ids(messages[: ends[0]], msgspec.json.encode(conversation.tools)))
+        ids = list(self._head_ids(messages[: ends[0]], _tools_key(conversation.tools)))
         grafts = []
         for index, end in zip(replies, ends[1:], strict=True):
             reply = recorded.get(index)
@@ -256,9 +255,11 @@ class ChatRenderer:
             value = arguments
         return {"name": self._tokenizer.plain(name), "arguments": self._tokenizer.plain_values(value)}
 
-    def _tool(self, tool: Tool) -> Any:
-        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        return {"type": "function", "function": self._tokenizer.plain_values(function)}
+
+def _tools_key(tools: Sequence[Tool]) -> str:
+    """The tools as `renderers` wants them, as JSON, so that a head can be looked up by them."""
+    functions = ({"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools)
+    return json.dumps([{"type": "function", "function": function} for function in functions])
 
 
 def count_token_ids(folder: Path) -> int:
@@ -275,7 +276,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
 
 def _without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """The same merges, but for no text an added token."""
-    state = msgspec.json.decode(tokenizer.to_str())
+    state = json.loads(tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "added_tokens": [], "post_processor": None}))
 
 
