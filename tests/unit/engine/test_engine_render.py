@@ -19,7 +19,9 @@ from tests.fakes.chat_tokenizer import CONTROL, write_tokenizer
 
 laws = settings(max_examples=60, deadline=None)
 TOOL = Tool(
-    name="write", description="Write a <tool_call> file", parameters={"type": "object", "</think>": [1, "<think>"]}
+    name="write",
+    description="Write a <tool_call> \ud800 file",
+    parameters={"type": "object", "</think>": [1, "<think>"]},
 )
 
 
