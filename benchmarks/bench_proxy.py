@@ -130,15 +130,15 @@ def first_body(num_bytes: int, stream: bool) -> dict[str, Any]:
     body["system"] = [{"type": "text", "text": "You are a careful agent. " * 40}]
     body["messages"].append({"role": "user", "content": "List the files."})
     while len(msgspec.json.encode(body)) < num_bytes:
-        add_turn(body, len(body["messages"]))
+        add_turn(body, len(body["messages"]), "Before this session.")
     return body
 
 
-def add_turn(body: dict[str, Any], number: int) -> None:
-    """The reply that was drawn, and the result of its tool call."""
+def add_turn(body: dict[str, Any], number: int, said: str = "Let me look.") -> None:
+    """A reply, as it is drawn if nothing else is said, and the result of its tool call."""
     call = {"type": "tool_use", "id": f"call_{number}", "name": "Bash", "input": {"command": "ls -l"}}
     result = {"type": "tool_result", "tool_use_id": f"call_{number}", "content": RESULT}
-    body["messages"].append({"role": "assistant", "content": [{"type": "text", "text": "Let me look."}, call]})
+    body["messages"].append({"role": "assistant", "content": [{"type": "text", "text": said}, call]})
     body["messages"].append({"role": "user", "content": [result]})
 
 

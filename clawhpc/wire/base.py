@@ -141,7 +141,7 @@ def server_sent_event(body: object, event: str | None = None) -> bytes:
 
 def join_blocks(texts: Iterable[str]) -> str:
     """The text of one message; blank blocks, which harnesses drop at will, leave no trace."""
-    return BLOCK_SEPARATOR.join(text for text in texts if text.strip())
+    return BLOCK_SEPARATOR.join([text for text in texts if text and not text.isspace()])
 
 
 def parse_arguments(arguments: str) -> Any:
