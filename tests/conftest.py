@@ -7,7 +7,7 @@ import pytest
 hypothesis.settings.register_profile("clawhpc", deadline=None)
 hypothesis.settings.load_profile("clawhpc")
 
-pytest_plugins = ["tests.engine_parts", "tests.sandbox_parts"]
+pytest_plugins = ["tests.sandbox_parts", "tests.engine_parts", "tests.campaign_parts"]  # each may import those before it
 
 
 @pytest.fixture
