@@ -59,7 +59,6 @@ class ReplyIndex:
             key=lambda found: (
                 after is not None and found.call_id == after.continues_id,
                 found.predecessor == predecessor,
-                after is None or found.call_id < after.call_id,
                 found.call_id,
             ),
             default=None,

@@ -60,9 +60,7 @@ async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterat
 
 
 async def _hang_up(state: ServerState, shutdown_s: float) -> None:
-    """Idle connections close at once, busy ones after their answer; those that do not take it are cut."""
-    for connection in tuple(state.connections):
-        connection.shutdown()
+    """Cut every connection, once the answers on their way are written or `shutdown_s` has passed."""
     await _answered(state, shutdown_s)
     for connection in tuple(state.connections):
         connection.transport.abort()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
-import anyio.lowlevel
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -73,8 +72,6 @@ class Answer:
         """The last byte comes after the mark, so that no harness acts on an answer that does not count as delivered."""
         await send(_body(data[:-1]))
         await send(_body(b""))  # waits until a slow reader has made room
-        # A write to a connection that is gone is noticed on the event loop's next round.
-        await anyio.lowlevel.checkpoint()
         if self.call.response is not None and not await request.is_disconnected():
             self.on_delivered(self.call)
         await send(_body(data[-1:], more=False))

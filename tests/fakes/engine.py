@@ -53,9 +53,9 @@ class FakeRequest:
 
 @dataclass
 class FakeEngine:
-    """Draws what `script` says to a prompt's text, or raises what it gives."""
+    """Draws what `script` says to a prompt's text, gives the generation that it gives, or raises the error."""
 
-    script: Callable[[str], str | Exception]
+    script: Callable[[str], str | Generation | Exception]
     gate: anyio.Event | None = None
     """Draws wait for it."""
     delay_s: float = 0.0
@@ -81,6 +81,8 @@ class FakeEngine:
             raise
         if isinstance(said, Exception):
             raise said
+        if isinstance(said, Generation):
+            return said
         return draw(request.prompt_ids, self.draw_ids(said), params.max_tokens)
 
 
@@ -97,7 +99,7 @@ def draw(prompt_ids: Ids, whole: Ids, max_tokens: int) -> Generation:
     )
 
 
-def replies(*said: str | Exception) -> Callable[[str], str | Exception]:
+def replies(*said: str | Generation | Exception) -> Callable[[str], str | Generation | Exception]:
     """A script that says one after the other, whatever it is asked."""
     waiting = iter(said)
     return lambda prompt: next(waiting)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import anyio
 import pytest
 
@@ -11,7 +13,7 @@ from clawhpc.records import CallRole, Limits, Message, Reply, ToolCall
 from clawhpc.tree.build import build_tree, rebuild_prompt_ids
 from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
 from tests.fakes.caller import AGENT_HEADER, ask, echo, open_call, policy, session_of, text, tool_result, user
-from tests.fakes.engine import END, FakeEngine, encode_drawn, replies, tool_call
+from tests.fakes.engine import END, FakeEngine, draw, encode_drawn, replies, tool_call
 
 pytestmark = pytest.mark.anyio
 
@@ -321,6 +323,15 @@ async def test_an_engine_failure_is_the_true_cause_and_stops_the_rollout() -> No
             open_call(session, user("again"))
         assert caught.value.kind is ErrorKind.OVERLOADED
         assert len(engine.requests) == 1
+
+
+async def test_a_request_that_the_engine_gives_up_is_an_engine_failure() -> None:
+    engine = FakeEngine(replies(dataclasses.replace(draw((1,), (2, END), 9), finish_reason="cancelled")))
+    async with session_of(policy(engine)) as session:
+        await open_call(session, user("hi")).done.wait()
+        assert isinstance(session.failure, EngineError)
+        assert "gave up" in session.calls()[0].failure
+        assert session.calls()[0].tokens is None
 
 
 async def test_whatever_else_breaks_is_a_failure_of_the_proxy_and_names_the_call() -> None:

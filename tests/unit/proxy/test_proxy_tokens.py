@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,11 +63,12 @@ def rebuilt(call_id: int, stored: dict[int, tuple[int | None, CallTokens]]) -> I
     return head[: tokens.prefix_length] + tokens.suffix_ids
 
 
-def test_of_two_calls_that_drew_the_same_the_continued_one_is_the_parent() -> None:
+@pytest.mark.parametrize("continued", [0, 1])
+def test_of_two_calls_that_drew_the_same_the_continued_one_is_the_parent(continued: int) -> None:
     store = TokenStore()
     for call_id in (0, 1):
         store.add(call_id, generation((1, 2), (3,)), continues_id=None)
-    assert store.add(2, generation((1, 2, 3, 4)), continues_id=0)[0] == 0
+    assert store.add(2, generation((1, 2, 3, 4)), continues_id=continued)[0] == continued
 
 
 def test_only_new_tokens_are_kept() -> None:
