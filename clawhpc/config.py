@@ -18,7 +18,9 @@ from typing import Any
 import hydra
 import msgspec
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -175,33 +177,53 @@ def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
 def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     """A command: composes the configuration, runs `task` on it, and turns errors into one line and an exit code."""
     ConfigStore.instance().store(name="defaults", node=msgspec.to_builtins(RunConfig()))
+    failures: list[Exception] = []
 
     def composed(cfg: DictConfig) -> None:
         config = typed(cfg)
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout, force=True
-        )
-        task(config)
+        start_log()
+        try:
+            task(config)
+        except (ClawError, OSError) as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise  # a launcher must see that its job failed
+            failures.append(error)  # out of Hydra's hands, which would print its overrides first
 
     composed.__module__, composed.__name__ = task.__module__, task.__name__
     command = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(composed)
 
     def main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
-        try:
+        with one_line_errors():
             command()
-        except UserError as error:
-            fail(str(error), EXIT_USER)
-        except ClawError as error:
-            fail(str(error), EXIT_MACHINE)
-        except (HydraException, OmegaConfBaseException) as error:
-            fail(explain(error), EXIT_USER)
-        except OSError as error:
-            fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), EXIT_MACHINE)
-        except KeyboardInterrupt:
-            fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
+            for failure in failures:
+                raise failure
 
     return main
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What a person can mend ends the program with one line and no traceback; a bug keeps its traceback."""
+    try:
+        yield
+    except UserError as error:
+        fail(str(error), EXIT_USER)
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(explain(error), EXIT_USER)
+    except ClawError as error:
+        fail(str(error), EXIT_MACHINE)
+    except OSError as error:
+        fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), EXIT_MACHINE)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
+
+
+def start_log() -> None:
+    """Plain lines with the time, on standard output."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout, force=True
+    )
 
 
 def explain(error: Exception) -> str:

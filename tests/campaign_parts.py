@@ -120,7 +120,7 @@ def babbler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("babbler")
     train_tokenizer(TEXTS * 20, folder / "tokenizer", vocab_size=400)
-    shape = PolicySettings(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, ffn_size=64)
+    shape = PolicySettings(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, ffn_size=64)
     create_policy(folder / "policy", folder / "tokenizer", shape, seed=0)
     return folder / "policy"
 

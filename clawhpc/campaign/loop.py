@@ -140,11 +140,14 @@ def seconds_trained(paths: RunPaths) -> float:
 
 
 def install_policy(paths: RunPaths, source: Path) -> PolicyVersion:
-    """PolicyVersion 0 of the run: a copy of the policy in folder `source`."""
+    """PolicyVersion 0 of the run: a copy of the policy in `source`. UserError when the run began with another."""
     target = paths.policy(0)
-    if target.exists():
-        return read_policy(target)
     policy = read_policy(source)
+    if target.exists():
+        installed = read_policy(target)
+        if installed.digest != policy.digest:
+            raise UserError(f"{paths.root} began with another policy than {source} now holds; give it another run.name")
+        return installed
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)

@@ -10,6 +10,8 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -83,10 +85,21 @@ class WorkerPool:
 
     def _submit(self) -> None:
         worker_id = f"w{uuid.uuid4().hex[:8]}"
-        if self._settings.cluster == "local":
-            os.environ.update(self._ledger.environment)  # submitit hands its own environment on
-        self._jobs[worker_id] = self._executor.submit(WorkerJob(self._spec, worker_id))
+        with self._marked_environment():
+            self._jobs[worker_id] = self._executor.submit(WorkerJob(self._spec, worker_id))
         log.info("worker %s is job %s, log %s", worker_id, self._jobs[worker_id].job_id, self.log_of(worker_id))
+
+    @contextmanager
+    def _marked_environment(self) -> Iterator[None]:
+        """Within the block, what is started on this machine carries the ledger's marker: submitit hands ours on."""
+        before = dict(os.environ)
+        if self._settings.cluster == "local":
+            os.environ.update(self._ledger.environment)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
     def log_of(self, worker_id: str) -> Path:
         """The file into which a worker logs."""

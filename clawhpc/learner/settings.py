@@ -92,3 +92,10 @@ class PolicySettings:
     """The output head is the embedding matrix."""
     vocab_size: int = 1280
     """Most tokens of the tokenizer, the chat's own included; fewer where the texts give fewer merges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdStartSettings:
+    """How a policy is made that can be reinforced."""
+
+    seed: int = 0
