@@ -55,7 +55,7 @@ class ReplyIndex:
         reply = history.messages[index]
         predecessor = history.messages[index - 1] if index else b""
         return max(
-            self._by_history.get((history.chain[index], reply)) or self._by_reply.get(reply, ()),
+            self._by_history.get((history.chain[index], reply)) or self._by_reply.get(reply) or (),
             key=lambda found: (
                 after is not None and found.call_id == after.continues_id,
                 found.predecessor == predecessor,
