@@ -9,6 +9,7 @@ Traps of vLLM 0.32 on CPU that are closed here:
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -66,13 +67,14 @@ class PaddingMask(LogitsProcessor):
 
 
 def main() -> None:
-    """vLLM's server, with the arguments of this process. It dies with the process that has started it."""
-    die_with_parent()
+    """vLLM's server, with the arguments of this process. See `command.PROGRAM`."""
     os.register_at_fork(after_in_child=die_with_parent)
     if current_platform.is_cpu():
         fork_engine_core()
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
+    gc.freeze()  # what has been imported is never looked at again, and its pages stay shared after the fork
+    gc.enable()
     serve()
 
 
@@ -88,7 +90,3 @@ def fork_engine_core() -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(check_and_fork)  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,7 @@ from clawhpc.engine.render import count_token_ids
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion
 from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, count_rows
-from clawhpc.serve.command import EXTENSION, engine_arguments, engine_environment
+from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
 from clawhpc.serve.log import EngineLog
 from clawhpc.serve.process import running
 from clawhpc.serve.settings import EngineSettings
@@ -158,7 +158,7 @@ async def serve_policy(
         variables = engine_environment(settings, scratch=scratch, cache_dir=cache_dir, cpu=cpu) | environment
         async with (
             running(
-                [sys.executable, "-m", EXTENSION, *arguments],
+                [sys.executable, "-c", PROGRAM, *arguments],
                 environment=variables,
                 folder=scratch,
                 log=log,
