@@ -176,6 +176,7 @@ def wandb_run(folder: Path, *, mode: WandbMode) -> Iterator[WandbLogger | Litera
     if mode == "disabled":
         yield False
         return
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its import connects to a crash reporter
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)

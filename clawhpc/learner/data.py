@@ -30,7 +30,7 @@ class StepBatch:
 
     step: int
     rows: tuple[TreeBatch, ...]
-    """None when there is nothing to learn from."""
+    """Empty when there is nothing to learn from."""
     metrics: dict[str, float]
     """Of the rollouts, their trees and their credit; names as they are logged."""
 
@@ -86,6 +86,7 @@ def build_rl_step(
         "train/reward": credited.reward_mean,
         **credited.log_values(),
         **_tree_metrics([pruned[rollout_id] for rollout_id in trained], trees, rows),
+        "train/staleness_max": float(max((step - _oldest_version(row) for row in rows), default=0)),
         "tree/refused_rollouts": float(len(records) - len(sound)),
         "tree/over_budget": float(len(refused)),
     }
@@ -173,6 +174,10 @@ def _tree_metrics(
     }
 
 
+def _oldest_version(row: TreeBatch) -> int:
+    return int(row.weight_version_BT[row.sampled_BT].min())
+
+
 def _row_tokens(rows: Sequence[TreeBatch]) -> float:
     return float(sum(row.num_tokens for row in rows))
 
@@ -193,9 +198,14 @@ class StepStream:
         self.source = source
         self.num_steps = num_steps
         self.next_step = 0
+        self.first_step = 0
+
+    def start_at(self, step: int) -> None:
+        """The steps before are done."""
+        self.next_step = self.first_step = step
 
     def __len__(self) -> int:
-        return self.num_steps
+        return max(1, self.num_steps - self.first_step)  # of no length, Lightning would not start at all
 
     def __iter__(self) -> Iterator[StepBatch]:
         while self.next_step < self.num_steps and (batch := self.source(self.next_step)) is not None:
@@ -220,7 +230,7 @@ class StepData(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the position of a checkpoint."""
-        self.stream.next_step = state_dict["next_step"]
+        self.stream.start_at(state_dict["next_step"])
 
     def transfer_batch_to_device(self, batch: StepBatch, device: Any, dataloader_idx: int) -> StepBatch:
         """Left on the CPU: the module moves one row at a time."""

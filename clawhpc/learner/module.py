@@ -70,8 +70,14 @@ class LearnerModule(LightningModule):
         if step.rows:
             metrics |= {f"train/{name}": value for name, value in self._update(step, rate).items()}
         metrics["time/learn_s"] = time.perf_counter() - began
-        self.log_dict({**metrics, "step": float(step.step)}, batch_size=1)  # Lightning takes its x-axis from "step"
+        self._log(step.step, metrics)
         return metrics
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        on_bar = {name: value for name, value in metrics.items() if name in ("train/reward", "train/loss")}
+        rest = {name: value for name, value in metrics.items() if name not in on_bar}
+        self.log_dict(on_bar, prog_bar=True, batch_size=1)
+        self.log_dict({**rest, "step": float(step)}, batch_size=1)  # Lightning takes its x-axis from "step"
 
     def _update(self, step: StepBatch, rate: float) -> dict[str, float]:
         optimizer: Any = self.optimizers()
