@@ -7,12 +7,11 @@ for them. It runs on a loop of its own in a thread; a test connects to it with a
 from __future__ import annotations
 
 import importlib.util
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -24,6 +23,7 @@ from clawhpc.records import Generation, PolicyVersion, Probe
 from clawhpc.serve.server import PolicyServer, serve_policy
 from clawhpc.serve.settings import EngineSettings
 from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.sandbox_parts import missing
 
 if TYPE_CHECKING:
     import torch
@@ -150,12 +150,6 @@ def connect(socket: Path, policy: TinyPolicy) -> VllmEngine:
     return VllmEngine(socket, max_model_len=SETTINGS.max_model_len, num_token_ids=policy.num_token_ids, timeout_s=120.0)
 
 
-def missing(what: str) -> NoReturn:
-    if os.environ.get("CLAWHPC_REQUIRE_ALL") == "1":
-        pytest.fail(f"required part is missing: {what}")
-    pytest.skip(what)
-
-
 @pytest.fixture(scope="session")
 def vllm() -> None:
     """There is one to run."""
@@ -164,10 +158,9 @@ def vllm() -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_cache() -> Path:
+def engine_cache(cache_dir: Path) -> Path:
     """Where vLLM notes what it has found out about a model's code, so that a second start is faster."""
-    root = Path(os.environ.get("CLAWHPC_CACHE", Path.home() / ".cache/clawhpc"))
-    return root / "vllm"
+    return cache_dir / "vllm"
 
 
 @pytest.fixture
