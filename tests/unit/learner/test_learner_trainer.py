@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,6 +160,16 @@ def test_a_campaign_that_ended_early_goes_on_from_there(policy: Path, tmp_path: 
     campaign.collect, campaign.events = rollouts, []
     assert equal(campaign.train(policy), whole)
     assert campaign.events == [("policy", 3), ("collect", 3), ("policy", 4)]
+
+
+def test_ctrl_c_comes_out_as_itself_and_goes_on_working(policy: Path, tmp_path: Path) -> None:
+    def interrupt(step: int) -> Sequence[RolloutRecord]:
+        raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        Campaign(RunPaths(tmp_path), collect=interrupt).train(policy)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_checkpoints_further_apart_make_the_steps_between_again(policy: Path, tmp_path: Path) -> None:
