@@ -38,8 +38,9 @@ from clawhpc.launch.settings import LaunchSettings
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
 from clawhpc.ledger import Ledger
 from clawhpc.records import Limits
-from clawhpc.sandbox.open import SandboxSettings
+from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
+from clawhpc.store import read_policy
 from clawhpc.tasks.sets import TaskSets, TaskSettings
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
 
@@ -106,10 +107,10 @@ class RunConfig:
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
 
     def policy_folder(self) -> Path:
-        """Where training or evaluation starts. UserError when it is not named."""
+        """Where training or evaluation starts. UserError when it is not named, or no policy."""
         if self.policy.folder is None:
             raise UserError("policy.folder: name the policy to start from; `python -m clawhpc.sft` makes one")
-        return Path(self.policy.folder)
+        return Path(read_policy(Path(self.policy.folder)).path)
 
     def scratch_root(self) -> Path | None:
         """Node-local folder for what is temporary; None for the ledger's own choice."""
@@ -161,7 +162,7 @@ def typed(cfg: DictConfig) -> RunConfig:
 
 
 def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
-    """UserError names the first key that the settings class does not have."""
+    """UserError names the first key that the settings class does not have, or whose value is none of those allowed."""
     known = {one.name: one for one in fields(kind)}
     types = msgspec.inspect.type_info(kind)
     assert isinstance(types, msgspec.inspect.DataclassType), f"{kind} is a settings class"
@@ -170,13 +171,15 @@ def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
         if key not in known:
             raise UserError(f"unknown key {path}{key}; allowed are {', '.join(sorted(known))}")
         inner = kinds[key]
+        if isinstance(inner, msgspec.inspect.LiteralType) and value not in inner.values:
+            raise UserError(f"{path}{key}={value}: must be one of {', '.join(map(str, inner.values))}")
         if isinstance(value, dict) and isinstance(inner, msgspec.inspect.DataclassType):
             check_keys(value, inner.cls, f"{path}{key}.")
 
 
 def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     """A command: composes the configuration, runs `task` on it, and turns errors into one line and an exit code."""
-    ConfigStore.instance().store(name="defaults", node=msgspec.to_builtins(RunConfig()))
+    register_defaults()
     failures: list[Exception] = []
 
     def composed(cfg: DictConfig) -> None:
@@ -200,6 +203,11 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
                 raise failure
 
     return main
+
+
+def register_defaults() -> None:
+    """Give Hydra the defaults of the settings classes, on which conf/config.yaml builds."""
+    ConfigStore.instance().store(name="defaults", node=msgspec.to_builtins(RunConfig()))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import pytest
 hypothesis.settings.register_profile("clawhpc", deadline=None)
 hypothesis.settings.load_profile("clawhpc")
 
-pytest_plugins = ["tests.sandbox_parts", "tests.engine_parts", "tests.campaign_parts"]  # each may import those before it
+# Each may import those before it.
+pytest_plugins = ["tests.sandbox_parts", "tests.engine_parts", "tests.campaign_parts"]
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from clawhpc.ledger import Ledger, remove_tree
 from clawhpc.sandbox.apptainer import find_apptainer
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.image import build_image
-from clawhpc.sandbox.open import SandboxSettings, open_sandbox
+from clawhpc.sandbox.open import open_sandbox
+from clawhpc.sandbox.settings import SandboxSettings
 
 RECIPE = Path(__file__).parents[1] / "containers/base.def"
 KINDS = [

@@ -25,8 +25,7 @@ from clawhpc.launch.settings import LaunchSettings
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.store import write_atomic
-from clawhpc.worker.run import STOP_FILE, run_worker
-from clawhpc.worker.settings import WorkerSpec
+from clawhpc.worker.settings import STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +46,8 @@ class WorkerJob:
 
     def __call__(self) -> None:
         """Run until told to stop. A ClawError is left as one line in the worker's folder, and raised."""
+        from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine
+
         try:
             run_worker(self.spec, self.worker_id)
         except ClawError as error:

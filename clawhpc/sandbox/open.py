@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from clawhpc.errors import SandboxError, UserError
 from clawhpc.ledger import Ledger
@@ -15,21 +14,10 @@ from clawhpc.sandbox.bubblewrap import Bubblewrap, find_bubblewrap
 from clawhpc.sandbox.container import Backend, Container
 from clawhpc.sandbox.image import build_image
 from clawhpc.sandbox.root import Root, host_root, image_root
+from clawhpc.sandbox.settings import Kind, SandboxSettings
 
-Kind = Literal["auto", "apptainer", "bubblewrap"]
 CHECK_S = 60.0
 """For the first start: programs and image may come over the network."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SandboxSettings:
-    """Which containers to use."""
-
-    kind: Kind = "auto"
-    """`auto`: Apptainer if it works here, else bubblewrap."""
-    image: str | None = None
-    """None: the host's own programs, read-only. Else a folder with a root file system, a .sif file (Apptainer only), or
-    a recipe (.def), from which Apptainer builds a folder, once, in the cache."""
 
 
 async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: Path) -> Sandbox:

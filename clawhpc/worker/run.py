@@ -28,12 +28,10 @@ from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.open import open_sandbox
 from clawhpc.store import claim_group, missing_samples, open_plans, publish_rollout, seal_group, unsealed_groups
 from clawhpc.worker.desk import Desk
-from clawhpc.worker.settings import WorkerSpec
+from clawhpc.worker.settings import STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-STOP_FILE = "stop"
-"""In a worker's folder: it is to end."""
 MODEL_NAME = "clawhpc-policy"
 """What harnesses call the policy."""
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from clawhpc.harness.registry import HarnessSettings
 from clawhpc.records import Limits
-from clawhpc.sandbox.open import SandboxSettings
+from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
+
+STOP_FILE = "stop"
+"""In a worker's folder: it is to end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ import anyio
 
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.base import SandboxCommand
-from clawhpc.sandbox.open import SandboxSettings, open_sandbox
+from clawhpc.sandbox.open import open_sandbox
+from clawhpc.sandbox.settings import SandboxSettings
 
 LIFE_S = 120
 """No test lasts as long; nobody is left for ever should one break."""

@@ -38,7 +38,7 @@ from clawhpc.records import (
 )
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
-from clawhpc.sandbox.open import SandboxSettings
+from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.families import FAMILIES, draw_task
 from clawhpc.tasks.generate import write_task

@@ -23,8 +23,8 @@ from clawhpc.records import ExecResult
 from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
 from clawhpc.sandbox.base import PROXY_PORT, Mount, Sandbox, SandboxCommand
 from clawhpc.sandbox.container import TAIL_BYTES, Container
-from clawhpc.sandbox.open import SandboxSettings
 from clawhpc.sandbox.root import Root, host_root
+from clawhpc.sandbox.settings import SandboxSettings
 from tests.sandbox_parts import KINDS, missing, running, working_sandbox
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,8 @@ import pytest
 from clawhpc.errors import UserError
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.image import build_image
-from clawhpc.sandbox.open import SandboxSettings, open_sandbox
+from clawhpc.sandbox.open import open_sandbox
+from clawhpc.sandbox.settings import SandboxSettings
 
 pytestmark = pytest.mark.anyio
 

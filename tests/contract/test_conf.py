@@ -1,0 +1,100 @@
+"""Every file below conf/ composes into a whole, typed configuration; law 10: what goes wrong there costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from clawhpc.config import CONF_DIR, RunConfig, register_defaults, typed
+from clawhpc.errors import UserError
+
+CHOICES = sorted((path.parent.name, path.stem) for path in CONF_DIR.glob("*/*.yaml") if path.parent.name != "local")
+HEAVY = ("torch", "transformers", "lightning", "vllm", "wandb", "renderers", "starlette")
+
+
+def compose_config(*overrides: str) -> DictConfig:
+    register_defaults()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_of_every_group_is_a_whole_configuration(group: str, choice: str) -> None:
+    assert isinstance(typed(compose_config(f"{group}={choice}")), RunConfig)
+
+
+def test_the_seed_is_handed_on_to_every_part() -> None:
+    config = typed(compose_config("seed=7"))
+    assert (config.campaign.seed, config.learner.seed, config.cold_start.seed, config.tasks.generate.seed) == (
+        7,
+        7,
+        7,
+        7,
+    )
+
+
+def test_the_learner_takes_the_temperature_that_the_engine_draws_at() -> None:
+    assert typed(compose_config("campaign.temperature=0.7")).learner.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("+learner.lrr=1",), ("learner.lrr", "lr, ")),
+        (("+nonsense=1",), ("nonsense", "campaign, ")),
+        (("+tasks.generate.colour=red",), ("tasks.generate.colour", "families")),
+        (("learner.lr=fast",), ("learner.lr", "float")),
+        (("learner.schedule=cosine",), ("learner.schedule", "linear")),
+        (("sandbox.kind=docker",), ("sandbox.kind", "bubblewrap")),
+        (("harness.names=[emacs]",), ("harness.names", "claude_code")),
+    ],
+)
+def test_a_configuration_error_names_the_key_and_what_is_allowed(
+    overrides: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        typed(compose_config(*overrides)).worker_spec(Path("run"))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def run_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "clawhpc.train", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("learner.lrr=1",), ("experiment=nothing",), ("learner.lr=fast",)])
+def test_help_and_configuration_errors_import_nothing_heavy(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_command(*arguments, folder=tmp_path)
+    assert done.returncode == (0 if arguments == ("--help",) else 2), done.stderr[-2000:]
+    imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "hydra" in imported
+    assert not imported.intersection(HEAVY)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_is_one_line_without_a_traceback(tmp_path: Path) -> None:
+    done = run_command("learner.lrr=1", folder=tmp_path)
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert line.startswith("clawhpc: ")
+    assert "learner.lrr" in line
+    assert "learner.lr," not in line
+    assert "lr, " in line
+
+
+def test_a_policy_that_is_not_named_or_not_there_is_said(tmp_path: Path) -> None:
+    assert "policy.folder" in run_command(folder=tmp_path).stderr.splitlines()[-1]
+    missing = run_command("policy.folder=nowhere", folder=tmp_path)
+    assert missing.returncode == 2
+    assert "nowhere: no such policy folder" in missing.stderr.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,126 @@
+"""What a campaign plans, and how it reads what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clawhpc.campaign.collect import check_verdicts
+from clawhpc.campaign.loop import Campaign, install_policy, make_plan
+from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.errors import LaunchError, UserError
+from clawhpc.paths import RunPaths
+from clawhpc.records import PolicyVersion, Probe, RolloutRecord, StepPlan
+from clawhpc.store import publish_policy, read_policy
+from clawhpc.tasks.sets import TaskSets
+from tests.fakes.records import make_group, make_record, make_task
+
+
+class Recorder:
+    """A collector that notes the plans and collects nothing."""
+
+    def __init__(self) -> None:
+        self.plans: list[StepPlan] = []
+
+    def collect(self, plan: StepPlan) -> list[RolloutRecord]:
+        self.plans.append(plan)
+        return [make_record(group, sample) for group in plan.groups for sample in range(group.num_samples)]
+
+
+def campaign_of(tmp_path: Path, collector: Recorder, harnesses: Sequence[str] = ("pi",), **changes: object) -> Campaign:
+    tasks = TaskSets(
+        train=tuple(make_task(f"t{index}") for index in range(8)),
+        heldout=tuple(make_task(f"h{index}") for index in range(4)),
+    )
+    settings = replace(CampaignSettings(groups_per_step=2, samples_per_group=3, eval_tasks=4), **changes)
+    return Campaign(settings, paths=RunPaths(tmp_path), collector=collector, tasks=tasks, harnesses=harnesses)  # type: ignore[arg-type]
+
+
+def test_a_step_is_planned_the_same_again_and_differently_from_others(tmp_path: Path) -> None:
+    collector = Recorder()
+    campaign = campaign_of(tmp_path, collector)
+    for step in (0, 1, 0):
+        campaign.collect(step)
+    first, second, again = collector.plans
+    assert first == again
+    assert {group.key.task_id for group in first.groups}.isdisjoint(group.key.task_id for group in second.groups)
+    assert (first.policy_step, second.policy_step) == (0, 1)
+    assert first.num_rollouts == 6
+
+
+def test_no_two_rollouts_of_a_campaign_are_drawn_with_the_same_seed(tmp_path: Path) -> None:
+    collector = Recorder()
+    campaign = campaign_of(tmp_path, collector)
+    for step in range(20):
+        campaign.collect(step)
+    seeds = [group.seed + at for plan in collector.plans for group in plan.groups for at in range(group.num_samples)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_evaluations_before_and_after_draw_the_same_tasks_with_the_same_seeds(tmp_path: Path) -> None:
+    collector = Recorder()
+    campaign = campaign_of(tmp_path, collector, harnesses=("pi", "claude_code"))
+    campaign.evaluate(0)
+    campaign.evaluate(9)
+    before, after = collector.plans
+    assert [group.seed for group in before.groups] == [group.seed for group in after.groups]
+    assert [group.task for group in before.groups] == [group.task for group in after.groups]
+    assert (before.policy_step, after.policy_step) == (0, 9)
+    assert len(before.groups) == 8
+
+
+def test_training_ends_when_its_minutes_are_over_those_before_a_resume_included(tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path, Recorder(), train_min=1.0)
+    assert campaign.collect(0) is not None
+    metrics = RunPaths(tmp_path).metrics_csv
+    metrics.parent.mkdir()
+    metrics.write_text("step,time/collect_s,time/learn_s\n0,40.0,10.0\n")
+    assert campaign.collect(1) is not None
+    metrics.write_text("step,time/collect_s,time/learn_s\n0,40.0,10.0\n1,5.0,6.0\n")
+    assert campaign.collect(2) is None
+
+
+def test_more_evaluation_tasks_than_are_held_out_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"campaign\.eval_tasks=5: there are only 4"):
+        campaign_of(tmp_path, Recorder(), eval_tasks=5)
+
+
+def test_a_collection_in_which_everything_failed_ends_the_campaign_with_the_commonest_reason() -> None:
+    group = make_group(num_samples=3)
+    failed = [replace(make_record(group, sample, reward=None), detail="no bash") for sample in range(3)]
+    with pytest.raises(LaunchError, match=r"all 3 rollouts failed; 3 of them with verifier_failed: no bash"):
+        check_verdicts("train 0", failed)
+    check_verdicts("train 0", [*failed, make_record(group, 2)])
+    check_verdicts("train 0", [])
+
+
+def write_policy(folder: Path, weights: bytes) -> Path:
+    part = folder.with_name("part")
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(weights)
+    probe = Probe(token_ids=(1, 2), logprobs=(-0.5,), tolerance=1e-3)
+    version = PolicyVersion(
+        step=5, path=str(folder), digest=weights.decode(), renderer="qwen3", thinking=False, probe=probe
+    )
+    publish_policy(part, version)
+    return folder
+
+
+def test_a_run_begins_with_a_copy_of_the_policy_as_its_step_zero(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    source = write_policy(tmp_path / "source", b"one")
+    assert install_policy(paths, source).step == 0
+    assert read_policy(paths.policy(0)).digest == "one"
+    assert install_policy(paths, source) == read_policy(paths.policy(0))
+    other = write_policy(tmp_path / "other", b"two")
+    with pytest.raises(UserError, match="began with another policy"):
+        install_policy(paths, other)
+
+
+def test_a_plan_is_whole_in_itself() -> None:
+    plan = make_plan("capture", 0, [(make_task("a"), "pi"), (make_task("b"), "pi")], num_samples=1)
+    assert [group.task.task_id for group in plan.groups] == ["a", "b"]
+    assert all(group.key.phase == "capture" for group in plan.groups)

@@ -1,0 +1,44 @@
+"""The same command goes on with its unfinished run, and is alone there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clawhpc.campaign.run import open_run
+from clawhpc.errors import UserError
+
+
+def test_the_same_configuration_goes_on_with_its_unfinished_run(tmp_path: Path) -> None:
+    with open_run(tmp_path, b"a: 1") as first:
+        pass
+    with open_run(tmp_path, b"a: 2") as other:
+        pass
+    with open_run(tmp_path, b"a: 1") as again:
+        pass
+    assert (first.root.name, other.root.name, again.root.name) == ("001", "002", "001")
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    with open_run(tmp_path, b"a: 1") as first:
+        first.finished.touch()
+    with open_run(tmp_path, b"a: 1") as second:
+        assert second.root.name == "002"
+
+
+def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from clawhpc.campaign.run import open_run\n"
+    code += "with open_run(Path(sys.argv[1]), b'a: 1'): print('in', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "in\n"
+        with pytest.raises(UserError, match=f"in use by process {owner.pid}"), open_run(tmp_path, b"a: 1"):
+            pass
+        owner.communicate("", timeout=30)
+    with open_run(tmp_path, b"a: 1") as paths:
+        assert paths.root.name == "001"
