@@ -146,15 +146,15 @@ def add_turn(body: dict[str, Any], number: int, said: str = "Let me look.") -> N
 class Figures:
     """Of one kind of call."""
 
-    cpu_s: float = 0.0
+    cpu_s: list[float] = field(default_factory=list)
     proxy_s: list[float] = field(default_factory=list)
     direct_s: list[float] = field(default_factory=list)
 
     def line(self) -> str:
-        """CPU of the serving process per call, p50 and p99 of the added latency, number of calls."""
+        """Median CPU of the serving process per call, p50 and p99 of the added latency, number of calls."""
         added_ms = [1000 * (through - past) for through, past in zip(self.proxy_s, self.direct_s, strict=True)]
         cuts = statistics.quantiles(added_ms, n=100)
-        return f"{1000 * self.cpu_s / len(added_ms):8.2f} {cuts[49]:8.2f} {cuts[98]:8.2f} {len(added_ms):6d}"
+        return f"{1000 * statistics.median(self.cpu_s):8.2f} {cuts[49]:8.2f} {cuts[98]:8.2f} {len(added_ms):6d}"
 
 
 @asynccontextmanager
@@ -189,7 +189,7 @@ async def measure(pipe: Connection, folder: Path, num_bytes: int, stream: bool, 
                 figures.direct_s.append(await timed_post(direct, "/", content))
                 before = ask_cpu(pipe)
                 figures.proxy_s.append(await timed_post(proxy, f"{base}/v1/messages", content))
-                figures.cpu_s += ask_cpu(pipe) - before
+                figures.cpu_s.append(ask_cpu(pipe) - before)
         pipe.send("close")
     return figures
 
