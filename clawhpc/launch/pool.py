@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 20.0
 """From the wish to stop until the job is cancelled: an engine needs some seconds to end."""
+CANCEL_S = 3.0
+"""For a cancelled worker to end by itself; on this machine the ledger ends it then."""
 POLL_S = 0.1
 """A job's end can only be asked for: submitit has no call that waits for it with a deadline."""
 FAILURE_FILE = "failure.txt"
@@ -86,21 +89,28 @@ class WorkerPool:
 
     def _submit(self) -> None:
         worker_id = f"w{uuid.uuid4().hex[:8]}"
-        with self._marked_environment():
+        with self._local_jobs_are_ours():
             self._jobs[worker_id] = self._executor.submit(WorkerJob(self._spec, worker_id))
         log.info("worker %s is job %s, log %s", worker_id, self._jobs[worker_id].job_id, self.log_of(worker_id))
 
     @contextmanager
-    def _marked_environment(self) -> Iterator[None]:
-        """Within the block, what is started on this machine carries the ledger's marker: submitit hands ours on."""
-        before = dict(os.environ)
-        if self._settings.cluster == "local":
-            os.environ.update(self._ledger.environment)
+    def _local_jobs_are_ours(self) -> Iterator[None]:
+        """What submitit starts on this machine within the block carries the ledger's marker and is deaf to Ctrl-C.
+
+        submitit hands its environment on. Its local controller, in our foreground, would answer Ctrl-C with a traceback
+        on our terminal; it is for us to end it. The worker itself listens again.
+        """
+        if self._settings.cluster != "local":
+            yield
+            return
+        environment, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.environ.update(self._ledger.environment)
         try:
             yield
         finally:
+            signal.signal(signal.SIGINT, handler)
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(environment)
 
     def log_of(self, worker_id: str) -> Path:
         """The file into which a worker logs."""
@@ -142,10 +152,20 @@ class WorkerPool:
         """Ask every worker to stop, wait up to `grace_s`, then cancel what is left."""
         for worker_id in self._jobs:
             write_atomic(self._paths.workers / worker_id / STOP_FILE, b"")
-        deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline and not all(job.done() for job in self._jobs.values()):
-            time.sleep(POLL_S)
+        self._wait(grace_s)
         for job in self._jobs.values():
             if not job.done():
-                job.cancel()
+                self._cancel(job)
+        self._wait(CANCEL_S)
         self._jobs.clear()
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not all(job.done() for job in self._jobs.values()):
+            time.sleep(POLL_S)
+
+    def _cancel(self, job: submitit.Job[None]) -> None:
+        if self._settings.cluster == "local":
+            os.kill(int(job.job_id), signal.SIGTERM)  # which the controller passes on; `cancel` would send SIGINT
+        else:
+            job.cancel(check=False)

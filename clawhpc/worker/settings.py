@@ -18,7 +18,7 @@ class WorkerSettings:
     """How one worker works."""
 
     concurrency: int = 12
-    """Rollouts at a time. Twelve cost a CPU engine a sixth each of what one alone costs: its worker busy-waits."""
+    """Rollouts at a time. A CPU engine draws for many at nearly the cost of one."""
     max_output_tokens: int = 256
     """Of one reply."""
     poll_s: float = 0.2
