@@ -1,0 +1,96 @@
+"""Workers as jobs of a real submitit on this machine: who dies is replaced, who cannot live says why, none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clawhpc.errors import LaunchError, UserError
+from clawhpc.harness.pi import PiSettings
+from clawhpc.launch.executor import make_executor
+from clawhpc.launch.pool import WorkerPool
+from clawhpc.launch.settings import LaunchSettings
+from clawhpc.ledger import Ledger
+from clawhpc.records import Limits
+from clawhpc.sandbox.settings import SandboxSettings
+from clawhpc.serve.settings import EngineSettings
+from clawhpc.worker.settings import WorkerSettings, WorkerSpec
+from tests.sandbox_parts import running
+
+WAIT_S = 120.0
+"""For a worker to start on a busy machine."""
+
+
+def spec_of(tmp_path: Path, scratch: Path, cache_dir: Path, *, harness: bool = False) -> WorkerSpec:
+    """A worker that waits for plans; with `harness`, for one that may not be installed."""
+    return WorkerSpec(
+        run_root=str(tmp_path / "run"),
+        cache_dir=str(cache_dir),
+        scratch_root=str(scratch),
+        worker=WorkerSettings(),
+        engine=EngineSettings(),
+        sandbox=SandboxSettings(kind="bubblewrap"),
+        limits=Limits(),
+        harnesses={"pi": PiSettings()} if harness else {},
+    )
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def worker_processes(tmp_path: Path) -> list[int]:
+    """The processes in which the workers of this test run, or start."""
+    return running(f"submitit.core._submit {tmp_path}")
+
+
+@pytest.mark.sandbox
+def test_a_worker_that_is_killed_is_replaced_and_none_is_left(
+    tmp_path: Path, ledger: Ledger, ledger_root: Path, cache_dir: Path
+) -> None:
+    with WorkerPool(LaunchSettings(), spec_of(tmp_path, ledger_root, cache_dir), ledger) as pool:
+        (first,) = pool.check()
+        until(lambda: bool(worker_processes(tmp_path)))
+        for pid in worker_processes(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: pool.check() != frozenset({first}))
+        (second,) = pool.check()
+        assert second != first
+    assert worker_processes(tmp_path) == []
+
+
+@pytest.mark.sandbox
+def test_workers_that_keep_dying_end_the_campaign_with_the_log_to_read(
+    tmp_path: Path, ledger: Ledger, ledger_root: Path, cache_dir: Path
+) -> None:
+    settings = LaunchSettings(max_restarts=0)
+    with WorkerPool(settings, spec_of(tmp_path, ledger_root, cache_dir), ledger) as pool:
+        until(lambda: bool(worker_processes(tmp_path)))
+        for pid in worker_processes(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(LaunchError, match=r"without a word.*1 workers have died.*_log\.err"):
+            until(lambda: not pool.check())
+
+
+def test_a_worker_without_its_harness_says_what_to_run(tmp_path: Path, ledger: Ledger, ledger_root: Path) -> None:
+    spec = spec_of(tmp_path, ledger_root, tmp_path / "empty", harness=True)
+    with (
+        WorkerPool(LaunchSettings(), spec, ledger) as pool,
+        pytest.raises(UserError, match=r"harness pi: .*install_harness\.sh pi"),
+    ):
+        until(lambda: not pool.check())
+
+
+def test_an_unknown_cluster_or_parameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"launch\.cluster='moon': must be one of local, slurm"):
+        make_executor(LaunchSettings(cluster="moon"), tmp_path)
+    with pytest.raises(UserError, match=r"launch\.parameters: .*colour"):
+        make_executor(LaunchSettings(parameters={"colour": "red"}), tmp_path)
