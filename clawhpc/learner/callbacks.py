@@ -154,17 +154,20 @@ class PublishPolicy(Callback):
 
 
 class PrintSteps(Callback):
-    """One plain line per step in the log, for runs without a terminal."""
+    """A plain line in the log for every `every`-th step."""
 
-    def __init__(self, num_steps: int, names: tuple[str, ...]) -> None:
+    def __init__(self, num_steps: int, names: tuple[str, ...], *, every: int) -> None:
         self.num_steps = num_steps
         self.names = names
+        self.every = every
         self.began = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
     ) -> None:
         """Log the line of the step."""
+        if (batch.step + 1) % self.every and batch.step + 1 < self.num_steps:
+            return
         values = "  ".join(f"{name.split('/')[-1]} {outputs[name]:.4g}" for name in self.names if name in outputs)
         elapsed_s = time.perf_counter() - self.began
         log.info("step %d/%d  %s  elapsed %.0f s", batch.step + 1, self.num_steps, values, elapsed_s)
@@ -177,12 +180,10 @@ def wandb_run(folder: Path, *, mode: WandbMode) -> Iterator[WandbLogger | Litera
         yield False
         return
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its import connects to a crash reporter
+    os.environ.setdefault("WANDB_SILENT", "true")  # else its import advertises
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(mode=mode, console="off", silent=True, disable_git=True, disable_code=True)
-    logger = WandbLogger(name=folder.parent.name, project="clawhpc", save_dir=folder, settings=settings)
-    try:
-        yield logger
-    finally:
-        wandb.finish()
+    with wandb.init(project="clawhpc", name=folder.parent.name, dir=folder, settings=settings) as run:
+        yield WandbLogger(experiment=run)

@@ -92,6 +92,8 @@ RL_LINE = (
 )
 SFT_LINE = ("train/loss", "train/grad_norm", "train/lr", "time/learn_s")
 """What the plain line of a step shows."""
+SFT_LINE_EVERY = 25
+"""Steps of imitation between two such lines: they take a fraction of a second each."""
 
 
 def _fit(
@@ -103,8 +105,10 @@ def _fit(
         torch.set_num_threads(settings.num_threads)
     seed_everything(settings.seed, verbose=False)
     _silence_lightning()
-    on_terminal = sys.stderr.isatty()
-    watch: list[Callback] = [RichProgressBar()] if on_terminal else [PrintSteps(module.num_steps, names)]
+    show_bar = publish is None and sys.stdout.isatty()  # collecting draws a bar of its own
+    watch = (
+        RichProgressBar() if show_bar else PrintSteps(module.num_steps, names, every=1 if publish else SFT_LINE_EVERY)
+    )
     checkpoint = SaveCheckpoint(paths.checkpoints, every=settings.checkpoint_every, keep=settings.keep_checkpoints)
     with wandb_run(paths.metrics, mode=settings.wandb) as logger:
         trainer = Trainer(
@@ -113,10 +117,10 @@ def _fit(
             precision=settings.precision,
             max_epochs=1,
             logger=logger,
-            callbacks=[*watch, WriteCsv(paths.metrics / "metrics.csv"), checkpoint, *([publish] if publish else [])],
+            callbacks=[watch, WriteCsv(paths.metrics / "metrics.csv"), checkpoint, *([publish] if publish else [])],
             enable_checkpointing=False,
             enable_model_summary=False,
-            enable_progress_bar=on_terminal,
+            enable_progress_bar=show_bar,
             log_every_n_steps=1,
             # Under Slurm, Lightning would else take the requeue signal, which belongs to the launcher.
             plugins=[LightningEnvironment()],
