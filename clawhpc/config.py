@@ -141,7 +141,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     engines and sandboxes on this machine are gone.
     """
     with (
-        open_run(folder, msgspec.yaml.encode(config)) as paths,
+        open_run(folder.absolute(), msgspec.yaml.encode(config)) as paths,
         Ledger.open(config.scratch_root()) as ledger,
         WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
     ):

@@ -408,6 +408,15 @@ class RolloutRecord:
         return self.outcome in POLICY_OUTCOMES and self.verdict is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerUsage:
+    """What a worker has cost so far (worker -> campaign). What its harnesses cost is in their rollouts."""
+
+    own_cpu_s: float
+    """CPU seconds of the worker's own process: proxy, rendering, rollouts."""
+    engine_cpu_s: float
+
+
 def rollout_id(key: GroupKey, sample: int) -> str:
     """The one id of sample `sample` of group `key`; a retry of the same plan has the same (law 8)."""
     return f"{key.phase}-{key.step:06d}-{key.name}-{sample:03d}"

@@ -21,11 +21,12 @@ import msgspec
 
 from clawhpc.errors import UserError
 from clawhpc.paths import RunPaths
-from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, rollout_id
+from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, WorkerUsage, rollout_id
 
 MANIFEST = "manifest.json"
 POLICY_FILE = "policy.json"
 CLAIM = "claim"
+USAGE = "usage.json"
 
 T = TypeVar("T")
 
@@ -171,6 +172,16 @@ def read_rollouts(paths: RunPaths, phase: Phase | None = None) -> Iterator[Rollo
     for path in rollout_files(paths):
         if phase is None or path.name.startswith(f"{phase}-"):
             yield _read(path, RolloutRecord)
+
+
+def publish_usage(paths: RunPaths, worker_id: str, usage: WorkerUsage) -> None:
+    """Say what a worker has cost so far."""
+    write_atomic(paths.workers / worker_id / USAGE, msgspec.json.encode(usage))
+
+
+def read_usage(paths: RunPaths) -> list[WorkerUsage]:
+    """What the workers of a run have cost, those that have died included."""
+    return [_read(path, WorkerUsage) for path in sorted(paths.workers.glob(f"*/{USAGE}"))]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import logging
 import shutil
+import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -27,7 +28,7 @@ from clawhpc.learner.settings import LearnerSettings
 from clawhpc.passrate import paired_difference, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
-from clawhpc.store import publish_policy, read_policy, write_atomic
+from clawhpc.store import publish_policy, read_policy, read_rollouts, read_usage, write_atomic
 from clawhpc.tasks.mix import plan_groups
 from clawhpc.tasks.sets import TaskSets
 
@@ -73,7 +74,11 @@ class Campaign:
 
     def _finish(self, last: int, before: Sequence[RolloutRecord], after: Sequence[RolloutRecord]) -> None:
         """Say what training has changed, and mark the run as finished."""
-        result: dict[str, object] = {"policy": str(self.paths.policy(last)), "steps": last}
+        result: dict[str, object] = {
+            "policy": str(self.paths.policy(last)),
+            "steps": last,
+            "cpu_s": cpu_by_part(self.paths),
+        }
         if before and after:
             difference = paired_difference(before, after)
             result |= {"before": tabulate(before), "after": tabulate(after), "pass_at_1_difference": difference}
@@ -129,6 +134,17 @@ class Campaign:
             "policy of step %d on %d held-out tasks: pass@1 %s", policy_step, len(pairs), tabulate(records).pass_at_1
         )
         return records
+
+
+def cpu_by_part(paths: RunPaths) -> dict[str, float]:
+    """CPU seconds of a run so far. `learner` is this process: after a resume, what came before is not in it."""
+    usage = read_usage(paths)
+    return {
+        "harness": sum(record.timings.harness_cpu_s for record in read_rollouts(paths)),
+        "engine": sum(worker.engine_cpu_s for worker in usage),
+        "proxy": sum(worker.own_cpu_s for worker in usage),
+        "learner": time.process_time(),
+    }
 
 
 def seconds_trained(paths: RunPaths) -> float:

@@ -28,7 +28,7 @@ from clawhpc.records import PolicyVersion
 from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, count_rows
 from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
 from clawhpc.serve.log import EngineLog
-from clawhpc.serve.process import running
+from clawhpc.serve.process import running, session_cpu_s
 from clawhpc.serve.settings import EngineSettings
 
 NO_POLICY = -1
@@ -58,6 +58,11 @@ class PolicyServer:
     def alive(self) -> bool:
         """The engine's process has not ended."""
         return self._process.returncode is None
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the engine so far; 0 when it has ended."""
+        return session_cpu_s(self._process.pid)
 
     async def watch(self) -> NoReturn:
         """Wait until the engine's process ends, and raise EngineError with what its log says."""

@@ -38,6 +38,11 @@ class Desk:
         """The engine has died: no rollout should start before `make_ready`."""
         return self._server is not None and not self._server.alive
 
+    @property
+    def engine_cpu_s(self) -> float:
+        """CPU seconds of the engine that runs; of one that has died nothing is known."""
+        return self._server.cpu_s if self._server is not None else 0.0
+
     async def make_ready(self, plan: StepPlan) -> None:
         """The engine holds the weights that `plan` names. Raises EngineError when it has died too often."""
         if plan.phase == "capture":

@@ -22,11 +22,19 @@ from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
-from clawhpc.records import GroupPlan, StepPlan
+from clawhpc.records import GroupPlan, StepPlan, WorkerUsage
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.open import open_sandbox
-from clawhpc.store import claim_group, missing_samples, open_plans, publish_rollout, seal_group, unsealed_groups
+from clawhpc.store import (
+    claim_group,
+    missing_samples,
+    open_plans,
+    publish_rollout,
+    publish_usage,
+    seal_group,
+    unsealed_groups,
+)
 from clawhpc.worker.desk import Desk
 from clawhpc.worker.settings import STOP_FILE, WorkerSpec
 
@@ -83,6 +91,8 @@ class Worker:
             for plan in await to_thread.run_sync(open_plans, self._paths):
                 worked |= await self._collect(plan, sandbox, desk)
             if worked:
+                usage = WorkerUsage(own_cpu_s=time.process_time(), engine_cpu_s=desk.engine_cpu_s)
+                publish_usage(self._paths, self._id, usage)
                 idle_since = anyio.current_time()
             else:
                 await anyio.sleep(self._spec.worker.poll_s)
