@@ -48,12 +48,12 @@ class WorkerJob:
     worker_id: str
 
     def __call__(self) -> None:
-        """Run until told to stop. A ClawError is left as one line in the worker's folder, and raised."""
+        """Run until told to stop. Why it had to give up is left as one line in the worker's folder, and raised."""
         from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine
 
         try:
             run_worker(self.spec, self.worker_id)
-        except ClawError as error:
+        except (ClawError, OSError) as error:
             kind = "user" if isinstance(error, UserError) else "machine"
             folder = RunPaths(Path(self.spec.run_root)).workers / self.worker_id
             write_atomic(folder / FAILURE_FILE, f"{kind}\n{error}\n".encode())
