@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -197,6 +198,8 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
 
     def main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores from harnesses
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's way to say Ctrl-C
         with one_line_errors():
             command()
             for failure in failures:

@@ -16,7 +16,7 @@ from clawhpc.paths import RunPaths
 from clawhpc.records import Outcome
 from clawhpc.store import published_steps, read_plans, read_rollouts, rollout_files
 from clawhpc.tree.build import build_tree
-from tests.campaign_parts import Desk, wait_for
+from tests.campaign_parts import Command, Desk, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.harness, pytest.mark.sandbox]
 
@@ -88,10 +88,21 @@ def test_a_campaign_killed_at_any_moment_goes_on_with_each_rollout_once(desk: De
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in rollout_files(paths)}.items()
 
 
-def test_ctrl_c_ends_everything_within_ten_seconds(desk: Desk) -> None:
+def ctrl_c(command: Command) -> None:
+    """As a terminal does it: to everyone in the foreground."""
+    os.killpg(command.process.pid, signal.SIGINT)
+
+
+def terminate(command: Command) -> None:
+    """As a batch system does it."""
+    command.process.terminate()
+
+
+@pytest.mark.parametrize("end", [ctrl_c, terminate])
+def test_ctrl_c_or_a_terminate_ends_everything_within_ten_seconds(desk: Desk, end: Callable[[Command], None]) -> None:
     command = desk.start()
     wait_for(lambda: few_rollouts(desk.run_paths(), "eval", 1), command, START_S)
-    os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does it: to everyone in the foreground
+    end(command)
     began = time.monotonic()
     assert command.wait(END_S) == 130, command.text()
     desk.wait_until_nothing_is_left(within_s=END_S - (time.monotonic() - began))
