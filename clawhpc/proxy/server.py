@@ -7,8 +7,9 @@ server per rollout and each starts and stops at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket as sockets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,31 @@ async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterat
     config.load()
     state = ServerState()
     protocol_class: Any = config.http_protocol_class
-    with boundary(ProxyError, f"cannot listen on {socket}"):
+    with listening(socket) as listener, anyio.CancelScope() as scope:
+        scope.shield = True  # asyncio would lose a server whose start is cancelled
         server = await asyncio.get_running_loop().create_unix_server(
-            lambda: protocol_class(config=config, server_state=state, app_state={}), path=str(socket)
+            lambda: protocol_class(config=config, server_state=state, app_state={}), sock=listener
         )
-        socket.chmod(0o600)
-    try:
-        yield
-    finally:
-        server.close()
-        with anyio.CancelScope(shield=True):
-            await _hang_up(state, shutdown_s)
-        socket.unlink(missing_ok=True)
+        scope.shield = False
+        try:
+            yield
+        finally:
+            server.close()
+            with anyio.CancelScope(shield=True):
+                await _hang_up(state, shutdown_s)
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[sockets.socket]:
+    """A unix socket at `path` that only this user may open; gone after the block. Raises `ProxyError`."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as listener:
+        with boundary(ProxyError, f"cannot listen on {path}"):
+            listener.bind(str(path))
+            path.chmod(0o600)
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
 
 
 async def _hang_up(state: ServerState, shutdown_s: float) -> None:

@@ -26,6 +26,8 @@ Classify = Callable[[Mapping[str, str], Conversation], tuple[CallRole, dict[str,
 
 MAX_OVERFLOWS = 3
 """A harness compacts when a prompt does not fit; one that sends a third such prompt is not helped by it."""
+CANCELLED = "cancelled"
+"""`CallRecord.failure` of a call that was still open when its session was settled."""
 CANCEL_S = 5.0
 """How long the engine has to let go of cancelled calls."""
 
@@ -181,7 +183,7 @@ class Session:
             self._give_up(call, error)
         finally:
             if call.response is None and call.error is None:
-                self._give_up(call, WireError(ErrorKind.OVERLOADED, "cancelled"))
+                self._give_up(call, WireError(ErrorKind.OVERLOADED, CANCELLED))
             del self._in_flight[call.call_id]
             call.done.set()
 
