@@ -50,6 +50,11 @@ log = logging.getLogger(__name__)
 PACKAGED_CONF = Path(__file__).parent / "conf"
 CONF_DIR = PACKAGED_CONF if PACKAGED_CONF.is_dir() else Path(__file__).parents[1] / "conf"
 """In an installed package beside the code, in a checkout beside the package."""
+PATHS = (
+    *("cache_dir", "scratch_dir", "run.root", "policy.folder"),
+    *("tasks.folder", "tasks.heldout", "sandbox.image"),
+)
+"""The keys that hold paths."""
 EXIT_USER = 2
 EXIT_MACHINE = 1
 EXIT_INTERRUPTED = 130
@@ -142,7 +147,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     engines and sandboxes on this machine are gone.
     """
     with (
-        open_run(folder.absolute(), msgspec.yaml.encode(config)) as paths,
+        open_run(folder, msgspec.yaml.encode(config)) as paths,
         Ledger.open(config.scratch_root()) as ledger,
         WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
     ):
@@ -156,10 +161,21 @@ def typed(cfg: DictConfig) -> RunConfig:
     content = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(content, dict), "the root of a configuration is a mapping"
     check_keys(content, RunConfig, "")
+    for key in PATHS:
+        make_absolute(content, key)
     try:
         return msgspec.convert(content, RunConfig)
     except (msgspec.ValidationError, ValueError) as error:
         raise UserError(str(error).replace("$.", "")) from error
+
+
+def make_absolute(content: dict[Any, Any], key: str) -> None:
+    """Make the path at a dotted `key` absolute: workers and sandboxes run in other folders. No value stays none."""
+    *parents, name = key.split(".")
+    for parent in parents:
+        content = content[parent]
+    if isinstance(content[name], str) and content[name]:
+        content[name] = str(Path(content[name]).expanduser().absolute())
 
 
 def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
@@ -250,5 +266,5 @@ def explain(error: Exception) -> str:
 def fail(message: str, code: int) -> None:
     """End the program with one line for a person."""
     sys.stdout.flush()
-    print(f"clawhpc: {message}", file=sys.stderr)  # noqa: T201
+    print(f"clawhpc: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     raise SystemExit(code)

@@ -66,12 +66,29 @@ def boundary(kind: type[BoundaryError], what: str) -> Iterator[None]:
 def ungrouped() -> Iterator[None]:
     """One exception out of a task group comes out as itself; anyio always wraps it in a group.
 
-    Several at once stay a group: then no one of them is the cause.
+    Of several at once the first `ClawError` or `OSError` stands for all: they are failures of one part, met by several
+    tasks. Where there is none, the group is a bug and stays whole.
     """
     try:
         yield
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
+        leaves = list(_leaves(group))
+        known = [error for error in leaves if isinstance(error, (ClawError, OSError))]
+        error = known[0] if known else leaves[0] if len(leaves) == 1 else group
         raise error from error.__cause__
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def at_least(settings: object, **bounds: float) -> None:
+    """Raise ValueError that names the first field of `settings` below its bound, or not a number."""
+    for name, least in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value < float("inf"):
+            raise ValueError(f"{name}={value}: must be at least {least:g}")

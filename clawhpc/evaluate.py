@@ -24,16 +24,19 @@ def evaluate(config: RunConfig) -> None:
     policy = config.policy_folder()
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
     tasks = dataclasses.replace(tasks, heldout=tasks.heldout or tasks.train)
-    if config.campaign.eval_tasks < 1:
-        raise UserError(f"campaign.eval_tasks={config.campaign.eval_tasks}: must be at least 1")
+    if config.campaign.eval_tasks == 0:
+        raise UserError("campaign.eval_tasks=0: there is nothing to evaluate on")
     with open_campaign(config, tasks, Path(config.run.root) / "evaluations" / config.run.name) as campaign:
         records = campaign.evaluate_policy(policy)
         tables = {
             harness: tabulate(record for record in records if record.key.harness == harness)
             for harness in config.harness.names
+            if any(record.verdict for record in records if record.key.harness == harness)
         }
         write_atomic(campaign.paths.finished, msgspec.json.format(msgspec.json.encode(tables)))
         Console().print(as_table(policy, tables))
+        for harness in sorted(set(config.harness.names) - tables.keys()):
+            log.warning("%s: every rollout has failed; see the log of the worker, or the run's page", harness)
         log.info("as JSON: %s", campaign.paths.finished)
 
 

@@ -37,6 +37,11 @@ class RunPaths:
         """The rollouts of one step, a folder per group."""
         return self.root / "rollouts" / f"{phase}-{step:06d}"
 
+    @property
+    def set_aside(self) -> Path:
+        """Rollouts of collections in which every one of them failed, a folder per collection."""
+        return self.root / "set_aside"
+
     def group(self, key: GroupKey) -> Path:
         """The rollouts of one group, a file each, and its manifest."""
         return self.rollouts(key.phase, key.step) / key.name

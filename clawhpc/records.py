@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from clawhpc.errors import at_least
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The conversation, as every wire protocol is reduced to it
 # ---------------------------------------------------------------------------------------------------------------------
@@ -240,6 +242,11 @@ class Limits:
     max_live_leaves: int = 8
     """Live leaves of one conversation, after dead leaves and roles are dropped; more is `over_branched` (law 4)."""
 
+    def __post_init__(self) -> None:
+        at_least(self, deadline_s=1, reserve_s=0, settle_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
+        if self.reserve_s >= self.deadline_s:
+            raise ValueError(f"reserve_s={self.reserve_s}: must be less than deadline_s={self.deadline_s}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
@@ -389,6 +396,8 @@ class RolloutRecord:
     key: GroupKey
     sample: int
     seed: int
+    temperature: float
+    """At which its tokens were drawn."""
     instruction: str
     calls: tuple[CallRecord, ...]
     outcome: Outcome

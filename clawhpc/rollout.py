@@ -20,7 +20,7 @@ from clawhpc.errors import BoundaryError, EngineError, ProxyError, SandboxError,
 from clawhpc.harness.base import Harness
 from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import Responder
-from clawhpc.proxy.session import Session
+from clawhpc.proxy.session import CANCELLED, Session
 from clawhpc.records import (
     CallRecord,
     ExecResult,
@@ -46,6 +46,8 @@ OUTCOME_OF: dict[type[BoundaryError], Outcome] = {
 """Which part of the machine failed -> how the rollout is recorded."""
 TEARDOWN_S = 5.0
 """Of the deadline, what verification leaves for removing the workspace."""
+STUCK_SHARE = 0.5
+"""Of the time that a harness has. No completion takes so long but in an engine that hangs."""
 WORKSPACE, HOME, SOCKET = "workspace", "home", "p"
 """What lies in a rollout's folder. The socket's name is short: the path of a unix socket has 107 bytes at most."""
 
@@ -76,6 +78,7 @@ class RolloutPlan:
 
     group: GroupPlan
     sample: int
+    temperature: float
 
     @property
     def rollout_id(self) -> str:
@@ -154,7 +157,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
             trace.calls, trace.limit = session.calls(), session.limit
         if session.failure is not None:
             raise session.failure
-    check_harness_started(trace)
+    check_machine(trace, parts.limits)
     with trace.phase("verify", VerifierError, deadline):
         trace.verdict = await verify_workspace(
             plan.task,
@@ -240,13 +243,22 @@ def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_u
     )
 
 
-def check_harness_started(trace: Trace) -> None:
-    """SandboxError when the harness ended before its first call: then the policy had no part in it."""
+def check_machine(trace: Trace, limits: Limits) -> None:
+    """Raise where it was the machine that kept the policy from ending its work: its reward would be a lie.
+
+    EngineError when a call waited for most of the time, in vain; SandboxError when no call was answered at all.
+    """
     result = trace.exec_result
-    if result is not None and not trace.calls and trace.limit is None:
-        tail = (result.stderr_tail or result.stdout_tail).strip()[-500:]
+    if result is None or trace.limit is not None:
+        return
+    patience_s = STUCK_SHARE * (limits.deadline_s - limits.reserve_s)
+    stuck = [call for call in trace.calls if call.failure == CANCELLED and call.duration_s > patience_s]
+    if stuck:
+        raise EngineError(f"call {stuck[0].call_id} was without an answer for {stuck[0].duration_s:.0f} s")
+    if not any(call.reply is not None for call in trace.calls):
         ended = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
-        raise SandboxError(f"the harness {ended} before its first model call: {tail!r}")
+        reason = "; ".join(call.failure for call in trace.calls) or (result.stderr_tail or result.stdout_tail)
+        raise SandboxError(f"the harness {ended} before a model call was answered: {reason.strip()[-500:]}")
 
 
 def ending(trace: Trace) -> tuple[Outcome, str]:
@@ -281,6 +293,7 @@ def seal(
         key=plan.group.key,
         sample=plan.sample,
         seed=plan.seed,
+        temperature=plan.temperature,
         instruction=plan.task.instruction,
         calls=trace.calls,
         outcome=outcome,

@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,23 @@ T = TypeVar("T")
 
 def write_atomic(path: Path, data: bytes) -> None:
     """`path` holds all of `data`, or what it held before; on disk when this returns."""
+    with _written(path, data) as part:
+        part.replace(path)
+
+
+def write_once(path: Path, data: bytes) -> bool:
+    """True when `path` was not there and now holds all of `data`; of several writers at once, for one of them."""
+    with _written(path, data) as part:
+        try:
+            os.link(part, path)  # atomic also on NFS, and fails where the name exists
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """A file beside `path` that holds `data`, on disk; gone after the block, unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
@@ -40,10 +58,9 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
+        yield part
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path, kind: type[T]) -> T:
@@ -62,8 +79,7 @@ def _read(path: Path, kind: type[T]) -> T:
 def publish_plan(paths: RunPaths, plan: StepPlan) -> StepPlan:
     """Make `plan` visible to workers. One of the same phase and step that is there already wins (law 8)."""
     path = paths.plan(plan.phase, plan.step)
-    if not path.exists():
-        write_atomic(path, msgspec.json.encode(plan))
+    write_once(path, msgspec.json.encode(plan))
     return _read(path, StepPlan)
 
 
@@ -72,9 +88,17 @@ def read_plans(paths: RunPaths) -> list[StepPlan]:
     return [_read(path, StepPlan) for path in sorted(paths.plans.glob("*.json"))]
 
 
-def open_plans(paths: RunPaths) -> list[StepPlan]:
-    """The plans that are not done: of which a group has no manifest yet."""
-    return [plan for plan in read_plans(paths) if unsealed_groups(paths, plan)]
+def open_plans(paths: RunPaths, done: set[Path] | None = None) -> list[StepPlan]:
+    """The plans of which a group has no manifest yet. Files of others are added to `done`; those in it are not read."""
+    plans, done = [], set() if done is None else done
+    for path in sorted(paths.plans.glob("*.json")):
+        if path not in done:
+            plan = _read(path, StepPlan)
+            if unsealed_groups(paths, plan):
+                plans.append(plan)
+            else:
+                done.add(path)
+    return plans
 
 
 def unsealed_groups(paths: RunPaths, plan: StepPlan) -> list[GroupPlan]:
@@ -84,17 +108,8 @@ def unsealed_groups(paths: RunPaths, plan: StepPlan) -> list[GroupPlan]:
 
 def claim_group(paths: RunPaths, key: GroupKey, worker_id: str) -> bool:
     """True for exactly one worker: the group is then its to collect. A worker's own claim is true again."""
-    claim = paths.group(key) / CLAIM
-    claim.parent.mkdir(parents=True, exist_ok=True)
-    part = claim.with_name(f".{CLAIM}.{uuid.uuid4().hex}.part")
-    part.write_text(worker_id)
-    try:
-        os.link(part, claim)  # atomic also on NFS, and fails where the name exists
-    except FileExistsError:
-        return claim_owner(paths, key) == worker_id
-    finally:
-        part.unlink()
-    return True
+    claimed = write_once(paths.group(key) / CLAIM, worker_id.encode())
+    return claimed or claim_owner(paths, key) == worker_id
 
 
 def claim_owner(paths: RunPaths, key: GroupKey) -> str | None:
@@ -123,11 +138,7 @@ def release_claims(paths: RunPaths, plan: StepPlan, alive: frozenset[str]) -> in
 
 def publish_rollout(paths: RunPaths, record: RolloutRecord) -> bool:
     """Publish `record` under its id. False, and nothing changes, when that id is there already (law 8)."""
-    path = paths.group(record.key) / f"{record.rollout_id}.json"
-    if path.exists():
-        return False
-    write_atomic(path, msgspec.json.encode(record))
-    return True
+    return write_once(paths.group(record.key) / f"{record.rollout_id}.json", msgspec.json.encode(record))
 
 
 def missing_samples(paths: RunPaths, group: GroupPlan) -> list[int]:
@@ -150,6 +161,17 @@ def seal_group(paths: RunPaths, group: GroupPlan) -> None:
 def count_rollouts(paths: RunPaths, plan: StepPlan) -> int:
     """Published rollouts of a plan."""
     return sum(group.num_samples - len(missing_samples(paths, group)) for group in plan.groups)
+
+
+def set_aside(paths: RunPaths, plan: StepPlan) -> Path:
+    """Move the rollouts of `plan` out of the way, so that they are collected again; where they are now."""
+    folder = paths.rollouts(plan.phase, plan.step)
+    number = 1
+    while (target := paths.set_aside / f"{folder.name}-{number}").exists():
+        number += 1
+    target.parent.mkdir(exist_ok=True)
+    folder.rename(target)
+    return target
 
 
 def read_step(paths: RunPaths, plan: StepPlan) -> list[RolloutRecord]:

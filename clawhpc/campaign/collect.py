@@ -17,7 +17,7 @@ from clawhpc.errors import LaunchError
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, StepPlan
-from clawhpc.store import count_rollouts, publish_plan, read_step, release_claims, unsealed_groups
+from clawhpc.store import count_rollouts, publish_plan, read_step, release_claims, set_aside, unsealed_groups
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class Collector:
     def collect(self, plan: StepPlan) -> list[RolloutRecord]:
         """The rollouts of `plan`, in planned order; of one that was collected before, those.
 
-        LaunchError when the workers die, when they do nothing, and when every rollout has failed.
+        LaunchError when the workers die, when they do nothing, and when every rollout has failed; those are set aside,
+        so that the same command collects them again.
         """
         plan = publish_plan(self._paths, plan)
         title = f"{plan.phase} {plan.step}"
@@ -51,7 +52,11 @@ class Collector:
                     raise LaunchError(f"{title}: no rollout has ended for {self._stall_s:.0f} s; {self._pool.logs()}")
                 time.sleep(POLL_S)
         records = read_step(self._paths, plan)
-        check_verdicts(title, records)
+        try:
+            check_verdicts(title, records)
+        except LaunchError:
+            log.info("%s: these rollouts are now in %s", title, set_aside(self._paths, plan))
+            raise
         return records
 
 

@@ -25,7 +25,7 @@ from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
-from clawhpc.passrate import paired_difference, tabulate
+from clawhpc.passrate import paired_difference, rewards_by_task, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
 from clawhpc.store import publish_policy, read_policy, read_rollouts, read_usage, write_atomic
@@ -47,14 +47,13 @@ class Campaign:
         tasks: TaskSets,
         harnesses: Sequence[str],
     ) -> None:
+        """UserError when `settings` ask for more held-out tasks than there are."""
         self._settings = settings
         self.paths = paths
         self._collector = collector
         self._tasks = {task.task_id: task for task in tasks.train}
-        self._heldout = tasks.heldout[: settings.eval_tasks]
+        self._heldout = choose_heldout(tasks, settings.eval_tasks)
         self._harnesses = harnesses
-        if tasks.heldout and len(self._heldout) < settings.eval_tasks:
-            raise UserError(f"campaign.eval_tasks={settings.eval_tasks}: there are only {len(self._heldout)} held out")
 
     def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: Path) -> None:
         """Evaluate the policy in folder `policy`, train it, evaluate what came of it."""
@@ -80,8 +79,10 @@ class Campaign:
             "cpu_s": cpu_by_part(self.paths),
         }
         if before and after:
+            result |= {"before": tabulate(before), "after": tabulate(after)}
+        if rewards_by_task(before).keys() & rewards_by_task(after).keys():
             difference = paired_difference(before, after)
-            result |= {"before": tabulate(before), "after": tabulate(after), "pass_at_1_difference": difference}
+            result["pass_at_1_difference"] = difference
             log.info("pass@1 has changed by %s (95 %% interval, paired by task) in %d steps", difference, last)
         write_atomic(self.paths.finished, msgspec.json.format(msgspec.json.encode(result)))
         log.info("finished; the trained policy is %s", self.paths.policy(last))
@@ -168,6 +169,13 @@ def install_policy(paths: RunPaths, source: Path) -> PolicyVersion:
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)
     return publish_policy(part, dataclasses.replace(policy, step=0, path=str(target)))
+
+
+def choose_heldout(tasks: TaskSets, num_tasks: int | None) -> tuple[TaskSpec, ...]:
+    """The tasks to evaluate on: the first `num_tasks` that are held out, or all. UserError when there are fewer."""
+    if num_tasks is not None and tasks.heldout and num_tasks > len(tasks.heldout):
+        raise UserError(f"campaign.eval_tasks={num_tasks}: there are only {len(tasks.heldout)} to evaluate on")
+    return tasks.heldout[:num_tasks]
 
 
 def make_plan(

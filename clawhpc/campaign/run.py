@@ -27,8 +27,8 @@ def open_run(folder: Path, config: bytes) -> Iterator[RunPaths]:
 
 def find_run(folder: Path, config: bytes) -> RunPaths | None:
     """The unfinished run with this configuration; the newest, if there are several."""
-    for root in sorted(folder.glob("[0-9][0-9][0-9]"), reverse=True):
-        paths = RunPaths(root)
+    for number in sorted(run_numbers(folder), reverse=True):
+        paths = RunPaths(folder / f"{number:03d}")
         if not paths.finished.exists() and paths.config.exists() and paths.config.read_bytes() == config:
             return paths
     return None
@@ -37,7 +37,7 @@ def find_run(folder: Path, config: bytes) -> RunPaths | None:
 def new_run(folder: Path, config: bytes) -> RunPaths:
     """A run under the next free number, which is its own also when two begin at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = max((int(root.name) for root in folder.glob("[0-9][0-9][0-9]")), default=0)
+    number = max(run_numbers(folder), default=0)
     while True:
         number += 1
         try:
@@ -47,6 +47,11 @@ def new_run(folder: Path, config: bytes) -> RunPaths:
         paths = RunPaths(folder / f"{number:03d}")
         write_atomic(paths.config, config)
         return paths
+
+
+def run_numbers(folder: Path) -> list[int]:
+    """The numbers of the runs in `folder`."""
+    return [int(root.name) for root in folder.glob("*") if root.name.isdecimal()]
 
 
 @contextmanager

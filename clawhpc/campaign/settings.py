@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clawhpc.errors import at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSettings:
@@ -18,10 +20,17 @@ class CampaignSettings:
     samples_per_group: int = 8
     """Rollouts that are compared with one another."""
     temperature: float = 1.0
-    eval_tasks: int = 64
-    """Held-out tasks that are evaluated before and after training, with each harness; 0 for none."""
+    eval_tasks: int | None = None
+    """Held-out tasks that are evaluated before and after training, with each harness; None for all, 0 for none."""
     eval_samples: int = 1
     """Rollouts of each of them."""
     stall_min: float = 20.0
     """A collection in which no rollout ends for so long has failed. More than an engine's start and a deadline."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(self, num_steps=0, train_min=0, groups_per_step=1, samples_per_group=1, eval_samples=1, stall_min=0.1)
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature}: must be more than 0")
+        if self.eval_tasks is not None:
+            at_least(self, eval_tasks=0)

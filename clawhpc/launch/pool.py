@@ -26,7 +26,7 @@ from clawhpc.launch.settings import LaunchSettings
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.store import write_atomic
-from clawhpc.worker.settings import STOP_FILE, WorkerSpec
+from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ STOP_GRACE_S = 20.0
 """From the wish to stop until the job is cancelled: an engine needs some seconds to end."""
 CANCEL_S = 3.0
 """For a cancelled worker to end by itself; on this machine the ledger ends it then."""
+HOUR_S = 3600.0
 POLL_S = 0.1
 """A job's end can only be asked for: submitit has no call that waits for it with a deadline."""
 FAILURE_FILE = "failure.txt"
@@ -51,6 +52,7 @@ class WorkerJob:
         """Run until told to stop. Why it had to give up is left as one line in the worker's folder, and raised."""
         from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine
 
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
         try:
             run_worker(self.spec, self.worker_id)
         except (ClawError, OSError) as error:
@@ -75,7 +77,7 @@ class WorkerPool:
         self._paths = RunPaths(Path(spec.run_root))
         self._executor = make_executor(settings, self._paths.workers / "submitit")
         self._jobs: dict[str, submitit.Job[None]] = {}
-        self._num_restarts = 0
+        self._deaths: list[float] = []
 
     def __enter__(self) -> WorkerPool:
         for _ in range(self._settings.num_workers):
@@ -103,14 +105,18 @@ class WorkerPool:
         if self._settings.cluster != "local":
             yield
             return
-        environment, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = {key: os.environ.get(key) for key in self._ledger.environment}
         os.environ.update(self._ledger.environment)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, handler)
-            os.environ.clear()
-            os.environ.update(environment)
+            for key, value in before.items():
+                if value is None:
+                    del os.environ[key]
+                else:
+                    os.environ[key] = value
 
     def log_of(self, worker_id: str) -> Path:
         """The file into which a worker logs."""
@@ -128,25 +134,36 @@ class WorkerPool:
         return frozenset(self._jobs)
 
     def _replace(self, worker_id: str) -> None:
-        """Submit another worker for a dead one, unless that cannot help."""
-        log_file = self.log_of(worker_id)
-        kind, reason = self._failure(worker_id)
-        del self._jobs[worker_id]
-        if kind == "user":
-            raise UserError(reason)
-        self._num_restarts += 1
-        if self._num_restarts > self._settings.max_restarts:
-            raise LaunchError(f"{reason} ({self._num_restarts} workers have died; the last one's log is {log_file})")
-        log.warning("worker %s died: %s; starting another (log of the dead one: %s)", worker_id, reason, log_file)
+        """Submit another worker for one that has ended, unless that cannot help."""
+        log_file, job = self.log_of(worker_id), self._jobs.pop(worker_id)
+        if job.paths.result_pickle.exists() and job.exception() is None:
+            log.info("worker %s has ended, being idle; starting another", worker_id)
+        else:
+            self._count_death(*self._failure(worker_id, job), log_file)
+            log.warning("worker %s has died, log %s; starting another", worker_id, log_file)
         self._submit()
 
-    def _failure(self, worker_id: str) -> tuple[str, str]:
+    def _count_death(self, kind: str, reason: str, log_file: Path) -> None:
+        """Raise UserError or LaunchError where another worker would die as well."""
+        if kind == "user":
+            raise UserError(reason)
+        now = time.monotonic()
+        self._deaths = [death for death in self._deaths if now - death < HOUR_S] + [now]
+        allowed = self._settings.max_restarts if self._any_ready() else self._settings.num_workers - 1
+        if len(self._deaths) > allowed:
+            raise LaunchError(f"{reason} ({len(self._deaths)} workers have died; the last one's log is {log_file})")
+
+    def _any_ready(self) -> bool:
+        """Some worker of this run has once started its parts: so they can be started."""
+        return any(self._paths.workers.glob(f"*/{READY_FILE}"))
+
+    def _failure(self, worker_id: str, job: submitit.Job[None]) -> tuple[str, str]:
         """Whose fault a worker's death is, and why it died, in one line."""
         note = self._paths.workers / worker_id / FAILURE_FILE
         if note.exists():
             kind, _, reason = note.read_text().partition("\n")
             return kind, reason.strip()
-        return "machine", f"a worker ended without a word (job {self._jobs[worker_id].job_id})"
+        return "machine", f"a worker ended without a word (job {job.job_id})"
 
     def close(self, grace_s: float) -> None:
         """Ask every worker to stop, wait up to `grace_s`, then cancel what is left."""

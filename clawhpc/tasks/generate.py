@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +72,24 @@ def generate_tasks(settings: GenerateSettings, folder: Path) -> GeneratedTasks:
         )
     partial = GeneratedTasks(folder.with_name(f".{folder.name}.partial"))
     try:
-        shutil.rmtree(partial.root, ignore_errors=True)
-        _write_splits(settings, partial)
-        partial.settings.write_bytes(stamp)
-        partial.root.rename(folder)
+        with _alone(folder.with_name(f".{folder.name}.lock")):
+            if not tasks.settings.is_file():  # else another process has just made the same
+                shutil.rmtree(partial.root, ignore_errors=True)
+                _write_splits(settings, partial)
+                partial.settings.write_bytes(stamp)
+                partial.root.rename(folder)
     except OSError as error:
         raise UserError(f"cannot write tasks to {folder}: {error.strerror}") from error
     return tasks
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time is in the block; the others wait, as long as it takes to write some small files."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _write_splits(settings: GenerateSettings, tasks: GeneratedTasks) -> None:

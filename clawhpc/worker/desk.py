@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.errors import EngineError
@@ -13,29 +16,62 @@ from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling, Responder, ScriptedResponder
 from clawhpc.records import GroupPlan, PolicyVersion, StepPlan
 from clawhpc.serve.server import PolicyServer, serve_policy
+from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import read_policy
 from clawhpc.tasks.oracle import oracle_reply, task_solution
 from clawhpc.worker.settings import WorkerSpec
 
+REQUEST_SHARE = 0.8
+"""Of the time that a harness has. A completion that takes longer is the engine's failure, not the policy's timeout."""
 
-class Desk:
+
+class Desk(Protocol):
+    """What a worker asks for."""
+
+    @property
+    def broken(self) -> bool:
+        """No rollout should start before the next `make_ready`."""
+        ...
+
+    @property
+    def engine_cpu_s(self) -> float:
+        """CPU seconds of the engine so far."""
+        ...
+
+    async def make_ready(self, plan: StepPlan) -> None:
+        """The calls of `plan`'s rollouts can be answered. Raises UserError or EngineError when they cannot."""
+        ...
+
+    def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
+        """The answers to the calls of one group's rollouts."""
+        ...
+
+
+class PolicyDesk:
     """The policy in the engine answers, or for `capture` plans the oracle. An engine that dies is started again."""
 
     def __init__(
-        self, spec: WorkerSpec, paths: RunPaths, worker_id: str, ledger: Ledger, stack: AsyncExitStack
+        self,
+        spec: WorkerSpec,
+        paths: RunPaths,
+        worker_id: str,
+        ledger: Ledger,
+        stack: AsyncExitStack,
+        serve: Callable[..., AbstractAsyncContextManager[PolicyServer]] = serve_policy,
     ) -> None:
         self._spec = spec
         self._paths = paths
         self._engine_log = paths.workers / worker_id / "engine.log"
         self._ledger = ledger
         self._stack = stack
+        self._serve = serve
         self._server: PolicyServer | None = None
         self._renderer: ChatRenderer | None = None
         self._num_starts = 0
 
     @property
     def broken(self) -> bool:
-        """The engine has died: no rollout should start before `make_ready`."""
+        """The engine has died."""
         return self._server is not None and not self._server.alive
 
     @property
@@ -58,8 +94,8 @@ class Desk:
         if self._num_starts > self._spec.worker.max_engine_starts:
             raise EngineError(f"the engine has died {self._num_starts - 1} times; its log: {self._engine_log}")
         self._server = await self._stack.enter_async_context(
-            serve_policy(
-                self._spec.engine,
+            self._serve(
+                self._engine_settings(),
                 policy,
                 socket=self._ledger.scratch / f"engine{self._num_starts}",
                 log=self._engine_log,
@@ -68,6 +104,12 @@ class Desk:
             )
         )
         self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
+
+    def _engine_settings(self) -> EngineSettings:
+        """Those of the spec, but a completion fails before the harness that waits for it runs out of time."""
+        limits = self._spec.limits
+        bound_s = REQUEST_SHARE * (limits.deadline_s - limits.reserve_s)
+        return replace(self._spec.engine, request_timeout_s=min(self._spec.engine.request_timeout_s, bound_s))
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
         """The answers to one rollout's calls."""

@@ -21,7 +21,6 @@ from clawhpc.harness.base import Harness
 from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
-from clawhpc.proxy.respond import Responder
 from clawhpc.records import GroupPlan, StepPlan, WorkerUsage
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
@@ -34,9 +33,10 @@ from clawhpc.store import (
     publish_usage,
     seal_group,
     unsealed_groups,
+    write_atomic,
 )
-from clawhpc.worker.desk import Desk
-from clawhpc.worker.settings import STOP_FILE, WorkerSpec
+from clawhpc.worker.desk import Desk, PolicyDesk
+from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -47,81 +47,99 @@ MODEL_NAME = "clawhpc-policy"
 def run_worker(spec: WorkerSpec, worker_id: str) -> None:
     """Work until told to stop (the stop file, SIGTERM, SIGINT), or until idle. Nothing is left afterwards."""
     with Ledger.open(Path(spec.scratch_root) if spec.scratch_root else None) as ledger:
-        anyio.run(Worker(spec, worker_id, ledger).run)
+        anyio.run(live, spec, worker_id, ledger)
+
+
+async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> None:
+    """Start the parts, work, stop the parts. Raises UserError or EngineError where they do not start."""
+    paths, cache_dir = RunPaths(Path(spec.run_root)), Path(spec.cache_dir)
+    harnesses = {name: make_harness(name, one, cache_dir / "harness") for name, one in spec.harnesses.items()}
+    for harness in harnesses.values():
+        harness.check_install()
+    with ungrouped():
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            tasks.start_soon(stop_when_told, worker_id, tasks.cancel_scope)
+            sandbox = await open_sandbox(spec.sandbox, ledger=ledger, cache_dir=cache_dir)
+            desk = PolicyDesk(spec, paths, worker_id, ledger, stack)
+            worker = Worker(spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch)
+            await worker.work()
+            tasks.cancel_scope.cancel()
+
+
+async def stop_when_told(worker_id: str, scope: anyio.CancelScope) -> None:
+    """Cancel everything at the first SIGTERM or SIGINT."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("worker %s: %s, ending", worker_id, signal.Signals(number).name)
+            scope.cancel()
 
 
 class Worker:
-    """The life of one worker."""
+    """Collects planned groups with the parts that it is given."""
 
-    def __init__(self, spec: WorkerSpec, worker_id: str, ledger: Ledger) -> None:
-        self._spec = spec
-        self._id = worker_id
-        self._ledger = ledger
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        worker_id: str,
+        *,
+        sandbox: Sandbox,
+        harnesses: dict[str, Harness],
+        desk: Desk,
+        scratch: Path,
+    ) -> None:
+        self._spec, self._id = spec, worker_id
+        self._sandbox, self._harnesses, self._desk, self._scratch = sandbox, harnesses, desk, scratch
         self._paths = RunPaths(Path(spec.run_root))
         self._slots = anyio.Semaphore(spec.worker.concurrency)
-        self._harnesses = {
-            name: make_harness(name, settings, Path(spec.cache_dir) / "harness")
-            for name, settings in spec.harnesses.items()
-        }
+        self._done: set[Path] = set()
 
-    async def run(self) -> None:
-        """Start the parts, work, stop the parts. Raises UserError or EngineError where they do not start."""
-        for harness in self._harnesses.values():
-            harness.check_install()
-        with ungrouped():
-            async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
-                tasks.start_soon(self._stop_when_told, tasks.cancel_scope)
-                cache_dir = Path(self._spec.cache_dir)
-                sandbox = await open_sandbox(self._spec.sandbox, ledger=self._ledger, cache_dir=cache_dir)
-                await self._work(sandbox, Desk(self._spec, self._paths, self._id, self._ledger, stack))
-                tasks.cancel_scope.cancel()
-
-    async def _stop_when_told(self, scope: anyio.CancelScope) -> None:
-        """Cancel everything at the first SIGTERM or SIGINT."""
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("worker %s: %s, ending", self._id, signal.Signals(number).name)
-                scope.cancel()
-
-    async def _work(self, sandbox: Sandbox, desk: Desk) -> None:
+    async def work(self) -> None:
         """Take plans, in order, until the stop file is there or nothing has come for too long."""
         stop, idle_since = self._paths.workers / self._id / STOP_FILE, anyio.current_time()
         while not stop.exists() and anyio.current_time() - idle_since < 60 * self._spec.worker.idle_min:
             worked = False
-            for plan in await to_thread.run_sync(open_plans, self._paths):
-                worked |= await self._collect(plan, sandbox, desk)
+            for plan in await to_thread.run_sync(open_plans, self._paths, self._done):
+                worked |= await self._collect(plan)
             if worked:
-                usage = WorkerUsage(own_cpu_s=time.process_time(), engine_cpu_s=desk.engine_cpu_s)
-                publish_usage(self._paths, self._id, usage)
                 idle_since = anyio.current_time()
+                usage = WorkerUsage(own_cpu_s=time.process_time(), engine_cpu_s=self._desk.engine_cpu_s)
+                publish_usage(self._paths, self._id, usage)
             else:
                 await anyio.sleep(self._spec.worker.poll_s)
 
-    async def _collect(self, plan: StepPlan, sandbox: Sandbox, desk: Desk) -> bool:
-        """Collect the groups of `plan` that nobody else has; whether there was one."""
+    async def _collect(self, plan: StepPlan) -> bool:
+        """Collect the groups of `plan` that nobody else has; whether there was one.
+
+        What an engine that dies leaves undone stays claimed, and is taken up again when the plan is next looked at.
+        """
         claimed = 0
         async with anyio.create_task_group() as tasks:
             for group in unsealed_groups(self._paths, plan):
-                if desk.broken or not claim_group(self._paths, group.key, self._id):
+                if not claim_group(self._paths, group.key, self._id):
                     continue
-                if not claimed:
-                    await desk.make_ready(plan)
                 claimed += 1
+                await self._make_ready(plan)
                 for sample in missing_samples(self._paths, group):
                     await self._slots.acquire()
-                    tasks.start_soon(self._collect_sample, plan, group, sample, sandbox, desk)
+                    if self._desk.broken:
+                        self._slots.release()
+                        break
+                    tasks.start_soon(self._collect_sample, plan, group, sample)
                 self._seal_if_whole(group)
         return claimed > 0
 
-    async def _collect_sample(
-        self, plan: StepPlan, group: GroupPlan, sample: int, sandbox: Sandbox, desk: Desk
-    ) -> None:
+    async def _make_ready(self, plan: StepPlan) -> None:
+        await self._desk.make_ready(plan)
+        ready = self._paths.workers / self._id / READY_FILE
+        if not ready.exists():
+            write_atomic(ready, b"")
+
+    async def _collect_sample(self, plan: StepPlan, group: GroupPlan, sample: int) -> None:
         """Run and publish one rollout; the last one of a group seals it."""
         try:
-            parts = self._parts(self._harnesses[group.key.harness], sandbox, desk.responder(plan, group))
-            record = await run_rollout(RolloutPlan(group=group, sample=sample), parts)
-            if record.detail:
-                log.info("rollout %s: %s: %s", record.rollout_id, record.outcome, record.detail)
+            rollout = RolloutPlan(group=group, sample=sample, temperature=plan.temperature)
+            record = await run_rollout(rollout, self._parts(plan, group))
+            log.info("rollout %s: %s %s", record.rollout_id, record.outcome, record.detail)
             publish_rollout(self._paths, record)
             self._seal_if_whole(group)
         finally:
@@ -132,12 +150,12 @@ class Worker:
         if not missing_samples(self._paths, group):
             seal_group(self._paths, group)
 
-    def _parts(self, harness: Harness, sandbox: Sandbox, responder: Responder) -> RolloutParts:
+    def _parts(self, plan: StepPlan, group: GroupPlan) -> RolloutParts:
         return RolloutParts(
-            sandbox=sandbox,
-            harness=harness,
-            responder=responder,
-            scratch=self._ledger.scratch,
+            sandbox=self._sandbox,
+            harness=self._harnesses[group.key.harness],
+            responder=self._desk.responder(plan, group),
+            scratch=self._scratch,
             limits=self._spec.limits,
             model=MODEL_NAME,
             context_window=self._spec.engine.max_model_len,

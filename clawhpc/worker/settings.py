@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clawhpc.errors import at_least
 from clawhpc.harness.registry import HarnessSettings
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
@@ -11,6 +12,8 @@ from clawhpc.serve.settings import EngineSettings
 
 STOP_FILE = "stop"
 """In a worker's folder: it is to end."""
+READY_FILE = "ready"
+"""In a worker's folder: its parts have started, at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,10 @@ class WorkerSettings:
     idle_min: float = 60.0
     """Without work for so long, a worker ends by itself."""
     max_engine_starts: int = 3
-    """How often an engine that dies is started again, with the same weights, before the worker gives up."""
+    """How often the engine may be started: one that dies is started again, with the weights that its plan names."""
+
+    def __post_init__(self) -> None:
+        at_least(self, concurrency=1, max_output_tokens=1, poll_s=0.01, idle_min=0.1, max_engine_starts=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,16 @@ def test_the_seed_is_handed_on_to_every_part() -> None:
     )
 
 
+def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
+    config = typed(compose_config("cache_dir=cache", 'scratch_dir="~/s"', "policy.folder=p", "tasks.folder=t"))
+    assert config.cache_dir == str(Path.cwd() / "cache")
+    assert config.scratch_dir == str(Path.home() / "s")
+    assert Path(config.run.root).is_absolute()
+    assert config.policy.folder == str(Path.cwd() / "p")
+    assert config.tasks.folder == str(Path.cwd() / "t")
+    assert config.tasks.heldout is None
+
+
 def test_the_learner_takes_the_temperature_that_the_engine_draws_at() -> None:
     assert typed(compose_config("campaign.temperature=0.7")).learner.temperature == 0.7
 
@@ -52,6 +62,13 @@ def test_the_learner_takes_the_temperature_that_the_engine_draws_at() -> None:
         (("learner.schedule=cosine",), ("learner.schedule", "linear")),
         (("sandbox.kind=docker",), ("sandbox.kind", "bubblewrap")),
         (("harness.names=[emacs]",), ("harness.names", "claude_code")),
+        (("launch.cluster=moon",), ("launch.cluster", "slurm")),
+        (("worker.concurrency=0",), ("concurrency", "at least 1")),
+        (("launch.num_workers=0",), ("num_workers", "at least 1")),
+        (("campaign.samples_per_group=0",), ("samples_per_group", "at least 1")),
+        (("campaign.num_steps=-1",), ("num_steps", "at least 0")),
+        (("campaign.train_min=nan",), ("train_min", "at least 0")),
+        (("limits.reserve_s=500",), ("reserve_s", "deadline_s")),
     ],
 )
 def test_a_configuration_error_names_the_key_and_what_is_allowed(

@@ -48,6 +48,7 @@ def make_record(
         key=group.key,
         sample=sample,
         seed=group.seed + sample,
+        temperature=1.0,
         instruction=group.task.instruction,
         calls=calls,
         outcome=outcome or natural,

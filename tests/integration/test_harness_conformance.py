@@ -106,7 +106,7 @@ class Bench:
             now=time.time,
         )
         group = GroupPlan(key=key, task=task, num_samples=1, seed=0)
-        return await run_rollout(RolloutPlan(group=group, sample=0), parts)
+        return await run_rollout(RolloutPlan(group=group, sample=0, temperature=1.0), parts)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from clawhpc.ledger import Ledger
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
-from clawhpc.worker.settings import WorkerSettings, WorkerSpec
+from clawhpc.store import write_atomic
+from clawhpc.worker.settings import READY_FILE, WorkerSettings, WorkerSpec
 from tests.sandbox_parts import running
 
 WAIT_S = 120.0
@@ -59,6 +61,7 @@ def test_a_worker_that_is_killed_is_replaced_and_none_is_left(
     with WorkerPool(LaunchSettings(), spec_of(tmp_path, ledger_root, cache_dir), ledger) as pool:
         (first,) = pool.check()
         until(lambda: bool(worker_processes(tmp_path)))
+        write_atomic(tmp_path / "run/workers" / first / READY_FILE, b"")  # else it is taken for one that cannot start
         for pid in worker_processes(tmp_path):
             os.kill(pid, signal.SIGKILL)
         until(lambda: pool.check() != frozenset({first}))
@@ -68,11 +71,10 @@ def test_a_worker_that_is_killed_is_replaced_and_none_is_left(
 
 
 @pytest.mark.sandbox
-def test_workers_that_keep_dying_end_the_campaign_with_the_log_to_read(
+def test_a_first_worker_that_dies_ends_the_campaign_with_the_log_to_read(
     tmp_path: Path, ledger: Ledger, ledger_root: Path, cache_dir: Path
 ) -> None:
-    settings = LaunchSettings(max_restarts=0)
-    with WorkerPool(settings, spec_of(tmp_path, ledger_root, cache_dir), ledger) as pool:
+    with WorkerPool(LaunchSettings(), spec_of(tmp_path, ledger_root, cache_dir), ledger) as pool:
         until(lambda: bool(worker_processes(tmp_path)))
         for pid in worker_processes(tmp_path):
             os.kill(pid, signal.SIGKILL)
@@ -89,8 +91,16 @@ def test_a_worker_without_its_harness_says_what_to_run(tmp_path: Path, ledger: L
         until(lambda: not pool.check())
 
 
-def test_an_unknown_cluster_or_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"launch\.cluster='moon': must be one of local, slurm"):
-        make_executor(LaunchSettings(cluster="moon"), tmp_path)
+@pytest.mark.sandbox
+def test_a_worker_that_was_idle_for_too_long_is_replaced_and_has_not_died(
+    tmp_path: Path, ledger: Ledger, ledger_root: Path, cache_dir: Path
+) -> None:
+    spec = replace(spec_of(tmp_path, ledger_root, cache_dir), worker=WorkerSettings(idle_min=0.1, poll_s=0.01))
+    with WorkerPool(LaunchSettings(max_restarts=0), spec, ledger) as pool:
+        (first,) = pool.check()
+        until(lambda: pool.check() != frozenset({first}))
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"launch\.parameters: .*colour"):
         make_executor(LaunchSettings(parameters={"colour": "red"}), tmp_path)

@@ -88,6 +88,15 @@ def test_more_evaluation_tasks_than_are_held_out_are_refused(tmp_path: Path) -> 
         campaign_of(tmp_path, Recorder(), eval_tasks=5)
 
 
+@pytest.mark.parametrize(("eval_tasks", "expected"), [(None, 4), (3, 3), (0, 0)])
+def test_all_held_out_tasks_are_evaluated_unless_fewer_are_asked_for(
+    tmp_path: Path, eval_tasks: int | None, expected: int
+) -> None:
+    collector = Recorder()
+    campaign_of(tmp_path, collector, eval_tasks=eval_tasks).evaluate(0)
+    assert sum(len(plan.groups) for plan in collector.plans) == expected
+
+
 def test_a_collection_in_which_everything_failed_ends_the_campaign_with_the_commonest_reason() -> None:
     group = make_group(num_samples=3)
     failed = [replace(make_record(group, sample, reward=None), detail="no bash") for sample in range(3)]

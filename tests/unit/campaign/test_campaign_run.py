@@ -29,6 +29,13 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
         assert second.root.name == "002"
 
 
+def test_the_thousandth_run_is_a_run_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "999").mkdir()
+    for _ in range(2):
+        with open_run(tmp_path, b"a: 1") as paths:
+            assert paths.root.name == "1000"
+
+
 def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from clawhpc.campaign.run import open_run\n"
     code += "with open_run(Path(sys.argv[1]), b'a: 1'): print('in', flush=True); sys.stdin.read()"

@@ -2,103 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import anyio
 import anyio.lowlevel
-import httpx2
 import pytest
 
-from clawhpc.errors import EngineError, SandboxError, UserError
-from clawhpc.harness.base import WireName
+from clawhpc.errors import EngineError, SandboxError
 from clawhpc.proxy.respond import Responder
-from clawhpc.records import CallRole, Conversation, ExecResult, LaunchPlan, Limits, Outcome, RolloutRecord, TaskSpec
+from clawhpc.records import ExecResult, Limits, Outcome, RolloutRecord, TaskSpec
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
-from clawhpc.sandbox.base import PROXY_URL, SandboxCommand
+from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine, replies
 from tests.fakes.records import make_group, make_task
+from tests.fakes.rollout import OK, FakeHarness, FakeSandbox, ask, hang, one_call
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(deadline_s=30.0, reserve_s=10.0, settle_s=0.1)
-OK = ExecResult(exit_code=0, stdout_tail="1\n", stderr_tail="", wall_s=0.1, cpu_s=0.05, timed_out=False)
-
-Program = Callable[[SandboxCommand], Awaitable[ExecResult]]
-
-
-async def succeed(command: SandboxCommand) -> ExecResult:
-    return OK
-
-
-async def hang(command: SandboxCommand) -> ExecResult:
-    await anyio.sleep_forever()
-    return OK
-
-
-@dataclass
-class FakeSandbox:
-    """Runs Python in place of the harness and of the verifier; a program over its time ends as a real one does."""
-
-    harness: Program
-    verifier: Program = succeed
-    commands: list[SandboxCommand] = field(default_factory=list)
-    name: str = "fake"
-
-    async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
-        self.commands.append(command)
-        with anyio.move_on_after(timeout_s):
-            return await (self.verifier if command.proxy_socket is None else self.harness)(command)
-        return replace(OK, exit_code=124, timed_out=True)
-
-
-@dataclass(frozen=True)
-class FakeHarness:
-    """Its program is the fake sandbox's; it has one file and one read-only folder."""
-
-    name: ClassVar[str] = "pi"
-    protocol: ClassVar[WireName] = "anthropic"
-    version: ClassVar[str] = "1"
-    install_dir: Path = Path("/nowhere")
-
-    def check_install(self) -> None:
-        raise UserError("not installed")
-
-    def launch_plan(
-        self,
-        instruction: str,
-        base_url: str,
-        workspace_mount: str,
-        model: str,
-        context_window: int,
-        max_output_tokens: int,
-    ) -> LaunchPlan:
-        return LaunchPlan(
-            argv=("/opt/agent", instruction),
-            env={"BASE_URL": base_url},
-            files={".config/agent.json": model},
-            read_only={str(self.install_dir): "/opt"},
-        )
-
-    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
-        return CallRole.MAIN, {}
-
-
-async def ask(command: SandboxCommand, *words: str) -> int:
-    """One Messages call of a harness, over its socket; the status."""
-    url = command.env["BASE_URL"].replace(PROXY_URL, "http://proxy")
-    messages = [{"role": "user", "content": word} for word in words]
-    body = {"model": "policy", "max_tokens": 20, "messages": messages}
-    async with httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(command.proxy_socket))) as client:
-        return (await client.post(f"{url}/v1/messages", json=body)).status_code
-
-
-async def one_call(command: SandboxCommand) -> ExecResult:
-    assert await ask(command, "hello") == 200
-    return OK
 
 
 def parts_of(tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None = None, **limits: float) -> RolloutParts:
@@ -117,7 +40,7 @@ def parts_of(tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None =
 
 
 def plan_of(task: TaskSpec | None = None) -> RolloutPlan:
-    return RolloutPlan(group=make_group(task=task or make_task()), sample=1)
+    return RolloutPlan(group=make_group(task=task or make_task()), sample=1, temperature=0.7)
 
 
 async def roll(
@@ -137,6 +60,7 @@ async def test_a_rollout_that_ends_well_has_its_calls_and_its_verdict(tmp_path: 
     assert (record.verdict.reward, len(record.calls), record.trains) == (1.0, 1, True)
     assert record.rollout_id.endswith("-001")
     assert record.seed == 8
+    assert record.temperature == 0.7
 
 
 async def test_the_harness_gets_its_files_its_installs_and_the_workspace_as_cwd(tmp_path: Path) -> None:
@@ -219,6 +143,19 @@ async def test_an_engine_that_fails_is_the_cause_whatever_the_harness_then_does(
     record = await roll(tmp_path, FakeSandbox(carry_on), policy(FakeEngine(replies(EngineError("out of memory")))))
     assert record.outcome is Outcome.ENGINE_FAILED
     assert "out of memory" in record.detail
+    assert record.verdict is None
+
+
+async def test_an_engine_that_hangs_is_no_reward_of_the_policy(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("never"), gate=anyio.Event())
+
+    async def ask_in_vain(command: SandboxCommand) -> ExecResult:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(3.0):
+            await ask(command, "hello")
+        return await hang(command)
+
+    record = await roll(tmp_path, FakeSandbox(ask_in_vain), policy(engine), deadline_s=8.0, reserve_s=6.5)
+    assert record.outcome is Outcome.ENGINE_FAILED
     assert record.verdict is None
 
 

@@ -1,6 +1,7 @@
 import shutil
 import subprocess
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_too_few_instructions_are_a_user_error_that_leaves_nothing(tmp_path: Pat
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write tasks to .*/file/tasks: Not a directory"):
+    with pytest.raises(UserError, match=r"cannot write tasks to .*/file/tasks: File exists"):
         generate_tasks(SMALL, tmp_path / "file" / "tasks")
 
 
@@ -126,3 +127,9 @@ def test_a_workspace_that_differs_anywhere_gets_none(solved: Path, spoil: str) -
 def test_paths_are_named_in_one_place(tmp_path: Path) -> None:
     tasks = GeneratedTasks(tmp_path)
     assert tasks.split("heldout") == tmp_path / "heldout"
+
+
+def test_two_processes_that_make_the_same_tasks_at_once_both_have_them(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: generate_tasks(SMALL, tmp_path / "tasks"), range(4)))
+    assert {tasks.root for tasks in made} == {tmp_path / "tasks"}

@@ -1,0 +1,91 @@
+"""A sandbox and a harness for tests of what runs rollouts: the programs in them are Python, the proxy is real."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import httpx2
+
+from clawhpc.errors import UserError
+from clawhpc.harness.base import WireName
+from clawhpc.records import CallRole, Conversation, ExecResult, LaunchPlan
+from clawhpc.sandbox.base import PROXY_URL, SandboxCommand
+
+OK = ExecResult(exit_code=0, stdout_tail="1\n", stderr_tail="", wall_s=0.1, cpu_s=0.05, timed_out=False)
+
+Program = Callable[[SandboxCommand], Awaitable[ExecResult]]
+
+
+async def succeed(command: SandboxCommand) -> ExecResult:
+    return OK
+
+
+async def hang(command: SandboxCommand) -> ExecResult:
+    await anyio.sleep_forever()
+    return OK
+
+
+@dataclass
+class FakeSandbox:
+    """Runs Python in place of the harness and of the verifier; a program over its time ends as a real one does."""
+
+    harness: Program
+    verifier: Program = succeed
+    commands: list[SandboxCommand] = field(default_factory=list)
+    name: str = "fake"
+
+    async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
+        self.commands.append(command)
+        with anyio.move_on_after(timeout_s):
+            return await (self.verifier if command.proxy_socket is None else self.harness)(command)
+        return replace(OK, exit_code=124, timed_out=True)
+
+
+@dataclass(frozen=True)
+class FakeHarness:
+    """Its program is the fake sandbox's; it has one file and one read-only folder."""
+
+    name: ClassVar[str] = "pi"
+    protocol: ClassVar[WireName] = "anthropic"
+    version: ClassVar[str] = "1"
+    install_dir: Path = Path("/nowhere")
+
+    def check_install(self) -> None:
+        raise UserError("not installed")
+
+    def launch_plan(
+        self,
+        instruction: str,
+        base_url: str,
+        workspace_mount: str,
+        model: str,
+        context_window: int,
+        max_output_tokens: int,
+    ) -> LaunchPlan:
+        return LaunchPlan(
+            argv=("/opt/agent", instruction),
+            env={"BASE_URL": base_url},
+            files={".config/agent.json": model},
+            read_only={str(self.install_dir): "/opt"},
+        )
+
+    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
+        return CallRole.MAIN, {}
+
+
+async def ask(command: SandboxCommand, *words: str) -> int:
+    """One Messages call of a harness, over its socket; the status."""
+    url = command.env["BASE_URL"].replace(PROXY_URL, "http://proxy")
+    messages = [{"role": "user", "content": word} for word in words]
+    body = {"model": "policy", "max_tokens": 20, "messages": messages}
+    async with httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(command.proxy_socket))) as client:
+        return (await client.post(f"{url}/v1/messages", json=body)).status_code
+
+
+async def one_call(command: SandboxCommand) -> ExecResult:
+    assert await ask(command, "hello") == 200
+    return OK

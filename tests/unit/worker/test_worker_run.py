@@ -1,0 +1,205 @@
+"""A worker between the store and its parts: what it takes, in which order, and what it leaves when a part fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+
+from clawhpc.errors import EngineError
+from clawhpc.paths import RunPaths
+from clawhpc.proxy.respond import Responder
+from clawhpc.records import ExecResult, GroupPlan, Limits, Outcome, StepPlan
+from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.sandbox.settings import SandboxSettings
+from clawhpc.serve.settings import EngineSettings
+from clawhpc.store import claim_group, open_plans, publish_plan, publish_rollout, read_rollouts, release_claims
+from clawhpc.worker.run import Worker
+from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSettings, WorkerSpec
+from tests.fakes.caller import policy
+from tests.fakes.engine import FakeEngine
+from tests.fakes.records import make_group, make_record
+from tests.fakes.rollout import FakeHarness, FakeSandbox, ask, hang, one_call
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class FakeDesk:
+    """An engine that is alive or not, and remembers which weights it was asked for."""
+
+    engine: FakeEngine = field(default_factory=lambda: FakeEngine(lambda prompt: "fine"))
+    broken: bool = False
+    engine_cpu_s: float = 1.5
+    starts: list[int] = field(default_factory=list)
+    """Policy steps, one for each call of `make_ready`."""
+    max_starts: int = 100
+
+    async def make_ready(self, plan: StepPlan) -> None:
+        self.starts.append(plan.policy_step)
+        if len(self.starts) > self.max_starts:
+            raise EngineError("it has died too often")
+        self.broken = False
+
+    def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
+        return policy(self.engine)
+
+
+def plan_of(*tasks: str, step: int = 0, num_samples: int = 2) -> StepPlan:
+    groups = tuple(make_group(task, step=step, num_samples=num_samples) for task in tasks)
+    return StepPlan(phase="train", step=step, policy_step=step, temperature=0.5, groups=groups)
+
+
+def worker_of(tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None, *, concurrency: int = 2) -> Worker:
+    spec = WorkerSpec(
+        run_root=str(tmp_path / "run"),
+        cache_dir=str(tmp_path),
+        scratch_root=None,
+        worker=WorkerSettings(concurrency=concurrency, poll_s=0.01),
+        engine=EngineSettings(),
+        sandbox=SandboxSettings(),
+        limits=Limits(deadline_s=60.0, reserve_s=30.0, settle_s=0.1),
+        harnesses={},
+    )
+    scratch = tmp_path / "s"
+    scratch.mkdir(exist_ok=True)
+    return Worker(
+        spec,
+        "w0",
+        sandbox=sandbox or FakeSandbox(one_call),
+        harnesses={"pi": FakeHarness()},
+        desk=desk,
+        scratch=scratch,
+    )
+
+
+async def work_until(paths: RunPaths, worker: Worker, what: Callable[[], bool]) -> None:
+    """Let the worker work until `what` is true, and then stop it as a campaign does."""
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.work)
+            while not what():
+                await anyio.sleep(0.01)
+            stop = paths.workers / "w0" / STOP_FILE
+            stop.parent.mkdir(parents=True, exist_ok=True)
+            stop.touch()
+
+
+async def work_through(paths: RunPaths, worker: Worker) -> None:
+    await work_until(paths, worker, lambda: not open_plans(paths))
+
+
+async def test_plans_are_worked_through_in_order_each_with_its_own_weights(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    for step in (1, 0):
+        publish_plan(paths, plan_of("a", "b", step=step))
+    await work_through(paths, worker_of(tmp_path, desk))
+    assert desk.starts == [0, 0, 1, 1]
+    records = list(read_rollouts(paths))
+    assert len(records) == 8
+    assert {record.temperature for record in records} == {0.5}
+    assert {record.outcome for record in records} == {Outcome.COMPLETED}
+    assert (paths.workers / "w0" / READY_FILE).exists()
+
+
+async def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    plan = publish_plan(paths, plan_of("a"))
+    there = make_record(plan.groups[0], 0, reward=0.25)
+    publish_rollout(paths, there)
+    await work_through(paths, worker_of(tmp_path, desk))
+    assert len(desk.engine.requests) == 1
+    assert there in list(read_rollouts(paths))
+
+
+async def test_a_group_whose_worker_died_before_sealing_it_is_sealed(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    plan = publish_plan(paths, plan_of("a"))
+    for sample in (0, 1):
+        publish_rollout(paths, make_record(plan.groups[0], sample))
+    await work_through(paths, worker_of(tmp_path, desk))
+    assert desk.engine.requests == []
+
+
+async def test_an_engine_that_dies_in_mid_plan_is_started_again_and_the_rest_is_collected(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    publish_plan(paths, plan_of("a", "b", "c", num_samples=2))
+
+    def die_once(prompt: str) -> str | Exception:
+        if len(desk.engine.requests) == 1:
+            desk.broken = True
+            return EngineError("killed")
+        return "fine"
+
+    desk.engine.script = die_once
+    await work_through(paths, worker_of(tmp_path, desk, concurrency=1))
+    outcomes = [record.outcome for record in read_rollouts(paths)]
+    assert sorted(outcomes) == [Outcome.COMPLETED] * 5 + [Outcome.ENGINE_FAILED]
+
+
+async def test_an_engine_that_dies_too_often_ends_the_worker(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk(max_starts=1)
+    publish_plan(paths, plan_of("a", "b"))
+    with pytest.RaisesGroup(EngineError), anyio.fail_after(60):
+        await worker_of(tmp_path, desk).work()
+
+
+async def test_groups_of_a_living_worker_are_left_to_it_and_taken_over_when_they_are_free(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    plan = publish_plan(paths, plan_of("a", "b"))
+    claim_group(paths, plan.groups[0].key, "other")
+    worker = worker_of(tmp_path, desk)
+    await work_until(paths, worker, lambda: len(list(read_rollouts(paths))) == 2)
+    assert {record.key.task_id for record in read_rollouts(paths)} == {"b"}
+    (paths.workers / "w0" / STOP_FILE).unlink()
+    assert release_claims(paths, plan, alive=frozenset({"w0"})) == 1
+    await work_through(paths, worker)
+    assert len(list(read_rollouts(paths))) == 4
+
+
+async def test_no_more_rollouts_run_at_once_than_there_are_slots(tmp_path: Path) -> None:
+    running, most = 0, 0
+
+    async def count(command: SandboxCommand) -> ExecResult:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await ask(command, "hello")
+        await anyio.sleep(0.05)
+        running -= 1
+        return await one_call(command)
+
+    paths = RunPaths(tmp_path / "run")
+    publish_plan(paths, plan_of("a", "b", num_samples=4))
+    await work_through(paths, worker_of(tmp_path, FakeDesk(), FakeSandbox(count), concurrency=3))
+    assert most == 3
+
+
+async def test_a_worker_cancelled_in_mid_rollout_leaves_no_record_and_no_file(tmp_path: Path) -> None:
+    started = anyio.Event()
+
+    async def start_and_hang(command: SandboxCommand) -> ExecResult:
+        started.set()
+        return await hang(command)
+
+    paths = RunPaths(tmp_path / "run")
+    publish_plan(paths, plan_of("a"))
+    worker = worker_of(tmp_path, FakeDesk(), FakeSandbox(start_and_hang))
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.work)
+            await started.wait()
+            tasks.cancel_scope.cancel()
+    assert list(read_rollouts(paths)) == []
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+async def test_a_worker_without_work_ends_by_itself(tmp_path: Path) -> None:
+    worker = worker_of(tmp_path, FakeDesk())
+    worker._spec = worker._spec.__class__(  # type: ignore[misc]
+        **{**worker._spec.__dict__, "worker": WorkerSettings(idle_min=0.1, poll_s=0.01)}
+    )
+    with anyio.fail_after(60):
+        await worker.work()
