@@ -25,7 +25,7 @@ from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
-from clawhpc.passrate import paired_difference, rewards_by_task, tabulate
+from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
 from clawhpc.store import publish_policy, read_policy, read_rollouts, read_usage, write_atomic
@@ -80,7 +80,7 @@ class Campaign:
         }
         if before and after:
             result |= {"before": tabulate(before), "after": tabulate(after)}
-        if rewards_by_task(before).keys() & rewards_by_task(after).keys():
+        if rewards_by_cell(before).keys() & rewards_by_cell(after).keys():
             difference = paired_difference(before, after)
             result["pass_at_1_difference"] = difference
             log.info("pass@1 has changed by %s (95 %% interval, paired by task) in %d steps", difference, last)
