@@ -1,8 +1,8 @@
 """Pass rates of evaluations, with honest intervals. Pure numpy.
 
-An evaluation draws n rollouts of each of T tasks. Rollouts of one task are not independent of one another, so every
-interval here is a percentile bootstrap over *tasks*; a difference between two policies on the same tasks is *paired*:
-the same resampled tasks for both.
+An evaluation draws n rollouts of each of T tasks, with one harness or with several. Rollouts of one task are not
+independent of one another, under whatever harness, so every interval here is a percentile bootstrap over *tasks*; a
+difference between two policies on the same tasks is *paired*: the same resampled tasks for both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PassTable:
     mean_reward: Estimate
     pass_at_1: Estimate
     pass_at_k: Mapping[int, Estimate]
-    """For k = 2, 4, 8, ... as far as every task has that many rollouts."""
+    """For k = 2, 4, 8, ... as far as every task has that many rollouts with each of its harnesses."""
 
 
 def pass_at_k(num_rollouts: int, num_passed: int, k: int) -> float:
@@ -61,13 +61,25 @@ def pass_at_k(num_rollouts: int, num_passed: int, k: int) -> float:
     return float(1.0 - np.prod(misses / draws))
 
 
-def rewards_by_task(records: Iterable[RolloutRecord]) -> dict[str, list[float]]:
-    """Task and harness -> rewards of the rollouts that have a verdict."""
-    rewards: dict[str, list[float]] = defaultdict(list)
+Cell = tuple[str, str]
+"""Task and harness."""
+
+
+def rewards_by_cell(records: Iterable[RolloutRecord]) -> dict[Cell, list[float]]:
+    """Rewards of the rollouts that have a verdict."""
+    rewards: dict[Cell, list[float]] = defaultdict(list)
     for record in records:
         if record.verdict is not None:
-            rewards[f"{record.key.task_id} @ {record.key.harness}"].append(record.verdict.reward)
+            rewards[record.key.task_id, record.key.harness].append(record.verdict.reward)
     return dict(rewards)
+
+
+def _estimate(values: Mapping[Cell, float]) -> Estimate:
+    """Mean over tasks of what its harnesses give on average, and its interval."""
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for (task_id, _), value in values.items():
+        by_task[task_id].append(value)
+    return _bootstrap(np.array([np.mean(cells) for cells in by_task.values()]))
 
 
 def _bootstrap(values_T: np.ndarray) -> Estimate:
@@ -81,32 +93,43 @@ def _bootstrap(values_T: np.ndarray) -> Estimate:
 def tabulate(records: Iterable[RolloutRecord]) -> PassTable:
     """The pass rates of one evaluation. ValueError when no rollout has a verdict."""
     records = list(records)
-    rewards = rewards_by_task(records)
+    rewards = rewards_by_cell(records)
     if not rewards:
         raise ValueError(f"none of {len(records)} rollouts has a verdict: nothing to evaluate")
-    counts = [(len(task), sum(reward >= PASS_THRESHOLD for reward in task)) for task in rewards.values()]
-    fewest = min(num for num, _ in counts)
+    counts = {cell: (len(drawn), _count_passed(drawn)) for cell, drawn in rewards.items()}
+    fewest = min(num for num, _ in counts.values())
     ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= fewest]
-    num_rollouts = sum(num for num, _ in counts)
+    num_rollouts = sum(num for num, _ in counts.values())
     return PassTable(
-        num_tasks=len(rewards),
+        num_tasks=len({task_id for task_id, _ in rewards}),
         num_rollouts=num_rollouts,
         num_failed=len(records) - num_rollouts,
-        mean_reward=_bootstrap(np.array([np.mean(task) for task in rewards.values()])),
-        pass_at_1=_bootstrap(np.array([passed / num for num, passed in counts])),
-        pass_at_k={k: _bootstrap(np.array([pass_at_k(num, passed, k) for num, passed in counts])) for k in ks},
+        mean_reward=_estimate({cell: sum(drawn) / len(drawn) for cell, drawn in rewards.items()}),
+        pass_at_1=_estimate({cell: passed / num for cell, (num, passed) in counts.items()}),
+        pass_at_k={
+            k: _estimate({cell: pass_at_k(num, passed, k) for cell, (num, passed) in counts.items()}) for k in ks
+        },
     )
 
 
 def paired_difference(before: Iterable[RolloutRecord], after: Iterable[RolloutRecord]) -> Estimate:
-    """Difference in pass@1 (after minus before) over the tasks that both have, paired by task."""
-    rewards_before, rewards_after = rewards_by_task(before), rewards_by_task(after)
-    shared = sorted(rewards_before.keys() & rewards_after.keys())
+    """Difference in pass@1 (after minus before) over the tasks and harnesses that both have, paired by them.
+
+    ValueError when they have none in common.
+    """
+    rates_before, rates_after = _pass_rates(before), _pass_rates(after)
+    shared = sorted(rates_before.keys() & rates_after.keys())
     if not shared:
-        raise ValueError("the two evaluations share no task")
-    passed = [
-        np.mean(np.array(rewards_after[task]) >= PASS_THRESHOLD)
-        - np.mean(np.array(rewards_before[task]) >= PASS_THRESHOLD)
-        for task in shared
-    ]
-    return _bootstrap(np.array(passed))
+        raise ValueError(
+            "no task has a verdict with the same harness in both evaluations: "
+            f"{len(rates_before)} have one before, {len(rates_after)} after"
+        )
+    return _estimate({cell: rates_after[cell] - rates_before[cell] for cell in shared})
+
+
+def _pass_rates(records: Iterable[RolloutRecord]) -> dict[Cell, float]:
+    return {cell: _count_passed(drawn) / len(drawn) for cell, drawn in rewards_by_cell(records).items()}
+
+
+def _count_passed(rewards: Iterable[float]) -> int:
+    return sum(reward >= PASS_THRESHOLD for reward in rewards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import pytest
@@ -14,8 +15,8 @@ from tests.fakes.records import make_group
 from tests.fakes.records import make_record as make_rollout
 
 
-def make_record(task_id: str, sample: int, reward: float | None) -> RolloutRecord:
-    return make_rollout(make_group(task_id, phase="eval", num_samples=sample + 1), sample, reward)
+def make_record(task_id: str, sample: int, reward: float | None, harness: str = "pi") -> RolloutRecord:
+    return make_rollout(make_group(task_id, phase="eval", harness=harness, num_samples=sample + 1), sample, reward)
 
 
 @given(passed=st.lists(st.booleans(), min_size=1, max_size=7), k=st.integers(1, 7))
@@ -49,11 +50,39 @@ def test_the_interval_is_over_tasks_not_rollouts() -> None:
     assert tabulate(spread).pass_at_1.low < 0.3 < 0.7 < tabulate(spread).pass_at_1.high
 
 
+def under_two_harnesses(reward_of_task: Callable[[int], float]) -> list[RolloutRecord]:
+    return [
+        make_record(str(task), 0, reward_of_task(task), name) for task in range(10) for name in ("pi", "claude_code")
+    ]
+
+
+def test_a_task_under_two_harnesses_is_one_task() -> None:
+    one, two = (
+        [make_record(str(task), 0, float(task % 2)) for task in range(10)],
+        under_two_harnesses(lambda t: t % 2),
+    )
+    assert (tabulate(two).num_tasks, tabulate(two).num_rollouts) == (10, 20)
+    assert tabulate(two).pass_at_1 == tabulate(one).pass_at_1
+    failed = [make_record(str(task), 0, 0.0) for task in range(10)]
+    assert paired_difference(under_two_harnesses(lambda _: 0.0), two) == paired_difference(failed, one)
+
+
+def test_harnesses_of_one_task_weigh_the_same_whatever_their_rollouts() -> None:
+    many = [make_record("a", sample, 1.0) for sample in range(9)]
+    assert tabulate([*many, make_record("a", 0, 0.0, "claude_code")]).pass_at_1.mean == 0.5
+
+
+def test_a_task_is_paired_with_itself_under_the_same_harness_only() -> None:
+    before, after = [make_record("a", 0, 0.0)], [make_record("a", 0, 1.0, "claude_code")]
+    with pytest.raises(ValueError, match="same harness in both evaluations: 1 have one before, 1 after"):
+        paired_difference(before, after)
+
+
 def test_the_difference_is_paired_by_task() -> None:
     before = [make_record(str(task), 0, float(task % 2)) for task in range(10)]
     after = [make_record(str(task), 0, 1.0) for task in range(5, 15)]
     assert paired_difference(before, after).mean == pytest.approx(2 / 5)
-    with pytest.raises(ValueError, match="share no task"):
+    with pytest.raises(ValueError, match="no task has a verdict"):
         paired_difference(before, [make_record("other", 0, 1.0)])
 
 
