@@ -444,7 +444,10 @@ class Probe:
     logprobs: tuple[float, ...]
     """Aligned with `token_ids[1:]`: log-prob of each token given those before it, temperature 1."""
     tolerance: float
-    """Largest absolute difference that still counts as the same weights (fp32: 1e-3; bf16: wider)."""
+    """Largest mean absolute difference at which an engine in the learner's own precision still holds the same weights.
+
+    `serve` allows more where the engine computes in a coarser one.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ together from a stream. An answer that breaks the token contract is refused: `En
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -75,10 +75,13 @@ class VllmEngine:
         max_model_len: int,
         num_token_ids: int,
         timeout_s: float = 600.0,
-        log: Path | None = None,
+        explain: Callable[[], str] = lambda: "",
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`num_token_ids`: ids that the tokenizer knows; the head may be padded beyond. `log`: named in messages."""
+        """`num_token_ids`: ids that the tokenizer knows; the head may be padded beyond.
+
+        `explain`: what is known of a failure beyond the engine's answer, such as the end of its log.
+        """
         limits = httpx2.Limits(max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S)
         self._http = httpx2.AsyncClient(
             base_url="http://engine",
@@ -89,7 +92,7 @@ class VllmEngine:
         self._max_model_len = max_model_len
         self._num_token_ids = num_token_ids
         self._timeout_s = timeout_s
-        self._where = f" (log: {log})" if log else ""
+        self._explain = explain
         self._distrust = ""
 
     async def __aenter__(self) -> VllmEngine:
@@ -162,13 +165,18 @@ class VllmEngine:
             with anyio.fail_after(limit):
                 response = await self._http.request(method, path, json=body, params=query)
         except TimeoutError as error:
-            raise EngineError(f"the engine gave no answer to {path} within {limit:g} s{self._where}") from error
+            raise EngineError(f"the engine gave no answer to {path} within {limit:g} s{self._more()}") from error
         except httpx2.TransportError as error:
-            raise EngineError(f"the engine is gone: {type(error).__name__} at {path}{self._where}") from error
+            raise EngineError(f"the engine is gone: {type(error).__name__} at {path}{self._more()}") from error
         if response.status_code != httpx2.codes.OK:
-            reason = _reason(response.content)
-            raise EngineError(f"the engine answered {response.status_code} to {path}: {reason}{self._where}")
+            more = self._more() if response.is_server_error else ""  # a refusal says all there is to say
+            reason = _reason(response.content) + more
+            raise EngineError(f"the engine answered {response.status_code} to {path}: {reason}")
         return response.content
+
+    def _more(self) -> str:
+        known = self._explain()
+        return f"; {known}" if known else ""
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         """Without a tokenizer of its own, vLLM dies of an id that it does not know."""
@@ -181,7 +189,7 @@ class VllmEngine:
 
     def _check_trust(self) -> None:
         if self._distrust:
-            raise EngineError(f"{self._distrust}{self._where}")
+            raise EngineError(f"{self._distrust}{self._more()}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ def engine_arguments(
         *("--dtype", settings.dtype),
         *("--max-model-len", str(settings.max_model_len)),
         *("--max-num-seqs", str(settings.max_num_seqs)),
-        *("--kv-cache-memory-bytes", str(int(settings.kv_cache_gib * GIB))),
         "--enable-prompt-tokens-details",
         "--disable-log-stats",
         "--disable-uvicorn-access-log",
@@ -48,13 +47,14 @@ def engine_arguments(
         arguments += ["--logits-processors", f"{EXTENSION}:PaddingMask"]
         arguments += ["--additional-config", json.dumps({NUM_TOKEN_IDS_KEY: num_token_ids})]
     if cpu:
-        arguments += _cpu_arguments(settings)
-    return arguments
+        return arguments + _cpu_arguments(settings)
+    return [*arguments, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
 
 
 def _cpu_arguments(settings: EngineSettings) -> list[str]:
     """One process less to start; and no prompt in pieces, because a seeded request in pieces kills vLLM on CPU."""
     return [
+        *("--kv-cache-memory-bytes", str(int(settings.kv_cache_gib * GIB))),
         *("--distributed-executor-backend", "uni"),
         "--no-enable-chunked-prefill",
         *("--max-num-batched-tokens", str(max(settings.max_model_len, settings.max_num_seqs))),

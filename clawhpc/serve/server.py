@@ -14,8 +14,9 @@ import socket as sockets
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import anyio
 import msgspec
@@ -25,7 +26,7 @@ from clawhpc.engine.client import VllmEngine
 from clawhpc.engine.render import count_token_ids
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion
-from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, count_rows
+from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, check_window, read_shape
 from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
 from clawhpc.serve.log import EngineLog
 from clawhpc.serve.process import running, session_cpu_s
@@ -64,10 +65,9 @@ class PolicyServer:
         """CPU seconds of the engine so far; 0 when it has ended."""
         return session_cpu_s(self._process.pid)
 
-    async def watch(self) -> NoReturn:
-        """Wait until the engine's process ends, and raise EngineError with what its log says."""
-        code = await self._process.wait()
-        raise EngineError(f"the engine ended with exit code {code}: {self._log.last_error()}")
+    def last_error(self) -> str:
+        """Why the engine is gone, as far as is known: its exit code, the last error in its log, and where that is."""
+        return last_words(self._process, self._log)
 
     async def load(self, policy: PolicyVersion, *, in_flight: Literal["wait", "keep"] = "wait") -> None:
         """Draw from `policy` from now on; new calls wait until it is in place.
@@ -96,7 +96,7 @@ class PolicyServer:
                 await self._wait_until_healthy()
         except TimeoutError as error:
             limit = self._settings.startup_timeout_s
-            raise EngineError(f"the engine did not start within {limit:g} s: {self._log.last_error()}") from error
+            raise EngineError(f"the engine did not start within {limit:g} s: {self.last_error()}") from error
         await self._set_version(policy.step)
         await self._adopt(policy)
 
@@ -105,7 +105,7 @@ class PolicyServer:
             with suppress(EngineError):
                 return await self.engine.check_health(timeout_s=HEALTH_S)
             await anyio.sleep(POLL_S)
-        raise EngineError(f"the engine did not start: {self._log.last_error()}")
+        raise EngineError(f"the engine did not start: {self.last_error()}")
 
     async def _change_weights(self, policy: PolicyVersion, in_flight: Literal["wait", "keep"]) -> None:
         await self.engine.post("/pause", query={"mode": in_flight})
@@ -124,7 +124,7 @@ class PolicyServer:
     async def _adopt(self, policy: PolicyVersion) -> None:
         """Trust the engine when it agrees with the learner about the policy's probe."""
         engine_logprobs = await self.engine.score(policy.probe.token_ids)
-        check_probe(policy.step, policy.probe, engine_logprobs)
+        check_probe(policy.step, policy.probe, engine_logprobs, self._settings.dtype)
         self.engine.distrust("")
         self.policy_step = policy.step
 
@@ -134,6 +134,12 @@ class PolicyServer:
         self.engine.distrust(f"policy step {policy.step} did not load into the engine")
         with anyio.CancelScope(shield=True), suppress(EngineError):
             await self.engine.post("/resume", timeout_s=RESUME_S)
+
+
+def last_words(process: Process, log: EngineLog) -> str:
+    """See `PolicyServer.last_error`."""
+    ended = "" if process.returncode is None else f"it ended with exit code {process.returncode}: "
+    return ended + log.last_error()
 
 
 @asynccontextmanager
@@ -150,14 +156,17 @@ async def serve_policy(
 
     `socket`: its path, short, on a local file system; a folder beside it holds temporary files. `log`: added to.
     `environment`: the ledger's marks. `cache_dir`: where compiled code is kept for the next start. UserError for a
-    folder without weights, a missing vLLM, a socket that cannot be; EngineError, with the log's last error, when the
-    engine does not come up.
+    folder without weights, a window that is longer than the policy's, a missing vLLM, a socket that cannot be;
+    EngineError, with the log's last error, when the engine does not come up.
     """
     check_policy_folder(policy)
     folder = Path(policy.path).absolute()
-    num_token_ids, num_rows = count_token_ids(folder), count_rows(folder)
+    num_token_ids, shape = count_token_ids(folder), read_shape(folder)
+    check_window(folder, shape, settings.max_model_len)
     cpu = check_vllm()
-    arguments = engine_arguments(settings, folder, socket, num_token_ids=num_token_ids, num_rows=num_rows, cpu=cpu)
+    arguments = engine_arguments(
+        settings, folder, socket, num_token_ids=num_token_ids, num_rows=shape.num_rows, cpu=cpu
+    )
     with engine_folder(socket) as scratch:
         engine_log = EngineLog(log)
         variables = engine_environment(settings, scratch=scratch, cache_dir=cache_dir, cpu=cpu) | environment
@@ -174,7 +183,7 @@ async def serve_policy(
                 max_model_len=settings.max_model_len,
                 num_token_ids=num_token_ids,
                 timeout_s=settings.request_timeout_s,
-                log=log,
+                explain=partial(last_words, process, engine_log),
             ) as engine,
         ):
             server = PolicyServer(engine, process, settings, engine_log)

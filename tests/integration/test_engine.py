@@ -195,6 +195,6 @@ async def test_without_our_extension_a_tied_head_would_keep_its_old_weights(
     await engine.post("/reset_prefix_cache")
     probe = engine_host.second.version.probe
     with pytest.raises(EngineError, match="does not hold the weights"):
-        check_probe(2, probe, await engine.score(probe.token_ids))
+        check_probe(2, probe, await engine.score(probe.token_ids), SETTINGS.dtype)
     await engine_host.load(engine_host.second.version)
-    check_probe(2, probe, await engine.score(probe.token_ids))
+    check_probe(2, probe, await engine.score(probe.token_ids), SETTINGS.dtype)

@@ -21,6 +21,8 @@ from tests.engine_parts import SETTINGS, Kind, TinyPolicy, make_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.usefixtures("vllm")]
 GAP = 1e-4
+BF16_GAP = 0.2
+"""Weights of another step differ by more than 1."""
 GONE_S = 10.0
 """How soon the end of an engine must be known."""
 PROMPT = tuple(range(7, 107))
@@ -86,7 +88,7 @@ async def test_an_untied_head_is_loaded_and_the_death_of_the_core_is_noticed(
 
 
 async def kill_while_drawing(own: OwnEngine, pid: int) -> None:
-    """The call in flight, later calls and whoever watches all learn of it."""
+    """The call in flight and later calls learn of it, and soon also how the engine ended."""
     engine = own.server.engine
 
     async def kill() -> None:
@@ -98,11 +100,22 @@ async def kill_while_drawing(own: OwnEngine, pid: int) -> None:
             tasks.start_soon(kill)
             with pytest.raises(EngineError):
                 await engine.generate(PROMPT, SamplingParams(max_tokens=1900), request_id="second")
-        with pytest.raises(EngineError, match="the engine ended with exit code"):
-            await own.server.watch()
-    assert not own.server.alive
-    with pytest.raises(EngineError, match="the engine is gone"):
+        while own.server.alive:
+            await anyio.sleep(0.05)
+    assert "ended with exit code" in own.server.last_error()
+    with pytest.raises(EngineError, match=r"the engine is gone: .*; it ended with exit code -?\d+: .*engine\.log\)"):
         await engine.generate(PROMPT, SamplingParams(max_tokens=1), request_id="third")
+
+
+async def test_an_engine_in_bfloat16_draws_for_a_float32_learner(short_folder: Path, engine_cache: Path) -> None:
+    """As the GPU preset does. Weights that are not the learner's are denied here too."""
+    settings = replace(SETTINGS, dtype="bfloat16")
+    async with own_engine(short_folder, engine_cache, kind="tied", settings=settings) as own:
+        assert GAP < await own.gap(own.first) < BF16_GAP
+        await own.server.load(own.second.version)
+        assert GAP < await own.gap(own.second) < BF16_GAP
+        with pytest.raises(EngineError, match="does not hold the weights"):
+            await own.server.load(replace(own.second.version, probe=own.first.version.probe))
 
 
 async def test_an_engine_that_does_not_come_up_says_why(short_folder: Path, engine_cache: Path) -> None:
@@ -126,7 +139,7 @@ async def test_experts_are_packed_again_and_the_death_of_the_server_takes_its_co
         await own.server.engine.post("/collective_rpc", body=reload)
         probe = own.first.version.probe
         with pytest.raises(EngineError, match="does not hold the weights"):
-            check_probe(1, probe, await own.server.engine.score(probe.token_ids))
+            check_probe(1, probe, await own.server.engine.score(probe.token_ids), SETTINGS.dtype)
         await kill_while_drawing(own, own.process("clawhpc.serve.extension"))
         with anyio.fail_after(GONE_S):
             while marked_processes(own.marker):

@@ -40,7 +40,7 @@ def engine(handler: Callable[[httpx2.Request], Any], **settings: Any) -> VllmEng
         max_model_len=MAX_MODEL_LEN,
         num_token_ids=NUM_TOKEN_IDS,
         transport=httpx2.MockTransport(handler),
-        log=Path("/run/engine.log"),
+        explain=lambda: "ValueError: no memory (log: /run/engine.log)",
         **settings,
     )
 
@@ -158,12 +158,12 @@ async def test_a_prompt_that_would_kill_the_engine_is_not_sent(prompt: tuple[int
 
 async def test_a_refusal_carries_the_engines_words() -> None:
     refusal = httpx2.Response(400, json={"error": {"message": "top_p must be\nin (0, 1]", "code": 400}})
-    with pytest.raises(EngineError, match=r"answered 400 .*: top_p must be in \(0, 1\] \(log: /run/engine.log\)"):
+    with pytest.raises(EngineError, match=r"answered 400 .*: top_p must be in \(0, 1\]$"):
         await ask(refusal)
 
 
 async def test_a_failure_without_words_is_told_as_it_is() -> None:
-    with pytest.raises(EngineError, match=r"answered 500 .*: Internal Server Error"):
+    with pytest.raises(EngineError, match=r"answered 500 .*: Internal Server Error; ValueError: no memory"):
         await ask(httpx2.Response(500, text="Internal Server Error"))
 
 
@@ -172,7 +172,9 @@ async def test_a_dead_engine_is_named() -> None:
         raise httpx2.ConnectError("refused", request=request)
 
     async with engine(handler) as client:
-        with pytest.raises(EngineError, match=r"the engine is gone: ConnectError .*engine\.log"):
+        with pytest.raises(
+            EngineError, match=r"the engine is gone: ConnectError .*; ValueError: no memory .*engine\.log"
+        ):
             await client.generate((1,), SamplingParams(max_tokens=1), request_id="r")
 
 

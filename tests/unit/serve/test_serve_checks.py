@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
-from clawhpc.serve.checks import check_policy_folder, check_probe, count_rows
+from clawhpc.serve.checks import check_policy_folder, check_probe, check_window, read_shape
 
 PROBE = Probe(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), tolerance=1e-3)
 
@@ -17,20 +18,34 @@ def policy(folder: Path) -> PolicyVersion:
 
 
 def test_a_probe_within_its_tolerance_agrees() -> None:
-    check_probe(4, PROBE, (-1.0005, -2.0))
+    check_probe(4, PROBE, (-1.0005, -2.0), "float32")
 
 
 @pytest.mark.parametrize(
     ("logprobs", "told"),
     [
-        ((-1.0, -2.5), "step 4: .* token 2 is -2.5, the learner's -2, a difference of 0.5, over 0.001"),
+        ((-1.0, -2.5), "step 4: .* by 0.25 on average, over 0.001; that of token 2 is -2.5, the learner's -2"),
         ((-1.5, -2.002), "token 1 is -1.5"),
-        ((math.nan, -2.0), "a difference of inf"),
+        ((math.nan, -2.0), "by inf on average"),
     ],
 )
 def test_other_weights_are_told_with_the_largest_difference(logprobs: tuple[float, ...], told: str) -> None:
     with pytest.raises(EngineError, match=told):
-        check_probe(4, PROBE, logprobs)
+        check_probe(4, PROBE, logprobs, "float32")
+
+
+def test_an_engine_in_bfloat16_may_differ_from_a_float32_learner_by_what_its_arithmetic_does() -> None:
+    rounded, other = (-1.06, -1.98), (-1.5, -2.5)
+    check_probe(4, PROBE, rounded, "bfloat16")
+    with pytest.raises(EngineError, match=r"by 0.04 on average, over 0.001"):
+        check_probe(4, PROBE, rounded, "float32")
+    with pytest.raises(EngineError, match=r"by 0.5 on average, over 0.2"):
+        check_probe(4, PROBE, other, "bfloat16")
+
+
+def test_one_token_that_a_rounding_tips_does_not_deny_the_others() -> None:
+    probe = Probe(token_ids=tuple(range(64)), logprobs=(-8.0,) * 63, tolerance=1e-4)
+    check_probe(4, probe, (-9.7, *(-8.03,) * 62), "bfloat16")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -52,4 +67,20 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_configuration_without_vocabulary_is_named(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(UserError, match=r"config\.json: no vocab_size"):
-        count_rows(tmp_path)
+        read_shape(tmp_path)
+
+
+def test_a_window_longer_than_the_policys_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8, "max_position_embeddings": 8192}))
+    shape = read_shape(tmp_path)
+    check_window(tmp_path, shape, 8192)
+    with pytest.raises(UserError, match=r"engine\.max_model_len=32768: .* 8192 positions; set it to at most 8192"):
+        check_window(tmp_path, shape, 32768)
+
+
+@pytest.mark.parametrize("unknown", [{}, {"max_position_embeddings": 8, "rope_parameters": {"factor": 4.0}}])
+def test_a_window_that_the_configuration_does_not_tell_is_the_engines_to_judge(
+    tmp_path: Path, unknown: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8, **unknown}))
+    check_window(tmp_path, read_shape(tmp_path), 32768)

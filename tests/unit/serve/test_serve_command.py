@@ -32,10 +32,25 @@ def test_settings_reach_the_engine() -> None:
     given = arguments()
     assert value(given, "--max-model-len") == "2048"
     assert value(given, "--max-num-seqs") == "8"
-    assert value(given, "--kv-cache-memory-bytes") == str(1 << 28)
     assert value(given, "--dtype") == "float32"
     assert "--enforce-eager" in given
     assert "--enforce-eager" not in arguments(EngineSettings(enforce_eager=False))
+
+
+def test_memory_is_a_number_of_bytes_on_a_cpu_and_a_share_on_a_gpu() -> None:
+    on_cpu, on_gpu = arguments(), arguments(EngineSettings(gpu_memory_utilization=0.4), cpu=False)
+    assert value(on_cpu, "--kv-cache-memory-bytes") == str(1 << 28)
+    assert value(on_gpu, "--gpu-memory-utilization") == "0.4"
+    assert "--kv-cache-memory-bytes" not in on_gpu
+    assert "--gpu-memory-utilization" not in on_cpu
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_model_len": 1}, {"kv_cache_gib": 0}, {"gpu_memory_utilization": 1.5}, {"cpu_threads": 0}]
+)
+def test_a_wrong_setting_is_refused_with_its_key(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+        EngineSettings(**wrong)
 
 
 @pytest.mark.parametrize(("max_model_len", "max_num_seqs"), [(2048, 8), (16, 32)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket as sockets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from clawhpc.engine.client import SamplingParams, VllmEngine
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
 from clawhpc.serve.log import EngineLog
-from clawhpc.serve.server import NO_POLICY, PolicyServer, engine_folder, serve_policy
+from clawhpc.serve.server import NO_POLICY, PolicyServer, engine_folder, last_words, serve_policy
 from clawhpc.serve.settings import EngineSettings
 
 PROBE = Probe(token_ids=(1, 2), logprobs=(-1.0,), tolerance=1e-3)
@@ -32,15 +33,9 @@ ORDER = [
 
 @dataclass
 class FakeProcess:
-    """Lives until its `end` is set."""
+    """Lives as long as it has no exit code."""
 
     returncode: int | None = None
-    end: anyio.Event = field(default_factory=anyio.Event)
-
-    async def wait(self) -> int:
-        await self.end.wait()
-        self.returncode = -9
-        return -9
 
 
 @dataclass
@@ -64,10 +59,11 @@ class Script:
 
 def server(script: Script, tmp_path: Path, process: Any = None, **settings: Any) -> PolicyServer:
     transport = httpx2.MockTransport(script.answer)
-    engine = VllmEngine(Path("/run/e"), max_model_len=16, num_token_ids=10, transport=transport)
-    log = EngineLog(tmp_path / "log")
+    process, log = process or FakeProcess(), EngineLog(tmp_path / "log")
     log.path.write_text("ValueError: no memory\n")
-    return PolicyServer(engine, process or FakeProcess(), EngineSettings(**settings), log)
+    explain = partial(last_words, process, log)
+    engine = VllmEngine(Path("/run/e"), max_model_len=16, num_token_ids=10, transport=transport, explain=explain)
+    return PolicyServer(engine, process, EngineSettings(**settings), log)
 
 
 @pytest.fixture
@@ -140,7 +136,7 @@ async def test_weights_that_the_probe_denies_draw_nothing_until_a_load_succeeds(
     running = server(script, tmp_path)
     await running.load(policy)
     script.logprob = -1.5
-    with pytest.raises(EngineError, match=r"difference of 0\.5"):
+    with pytest.raises(EngineError, match=r"differ by 0\.5"):
         await running.load(replace(policy, step=8))
     assert running.policy_step == NO_POLICY
     with pytest.raises(EngineError, match="step 8 did not load"):
@@ -172,25 +168,38 @@ async def test_a_folder_without_weights_does_not_reach_the_engine(tmp_path: Path
 
 
 @pytest.mark.anyio
-async def test_whoever_watches_learns_of_the_end(tmp_path: Path) -> None:
+async def test_a_call_that_dies_with_the_engine_tells_the_cause_of_death(tmp_path: Path) -> None:
+    async def cut_off() -> httpx2.Response:
+        process.returncode = -9
+        raise httpx2.ReadError("")
+
     process = FakeProcess()
-    running = server(Script(), tmp_path, process)
+    running = server(Script(faults={"/inference/v1/generate": cut_off}), tmp_path, process)
     assert running.alive
-    process.end.set()
-    with pytest.raises(EngineError, match="exit code -9: ValueError: no memory"):
-        await running.watch()
+    with pytest.raises(
+        EngineError, match=r"the engine is gone: ReadError .*exit code -9: ValueError: no memory \(log: "
+    ):
+        await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
     assert not running.alive
+    assert running.last_error() == f"it ended with exit code -9: ValueError: no memory (log: {tmp_path / 'log'})"
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("missing", "told"), [("vocab_size", "no vocab_size"), ("folder", "no such policy folder")])
-async def test_a_bad_policy_is_told_before_anything_starts(
-    tmp_path: Path, policy: PolicyVersion, missing: str, told: str
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (None, "no such policy folder"),
+        ("{}", "no vocab_size"),
+        ('{"vocab_size": 8, "max_position_embeddings": 64}', r"engine\.max_model_len=4096: .* 64 positions"),
+    ],
+)
+async def test_a_policy_that_does_not_fit_is_told_before_anything_starts(
+    tmp_path: Path, policy: PolicyVersion, config: str | None, told: str
 ) -> None:
-    if missing == "folder":
+    if config is None:
         policy = replace(policy, path=str(tmp_path / "none"))
     else:
-        Path(policy.path, "config.json").write_text("{}")
+        Path(policy.path, "config.json").write_text(config)
         Path(policy.path, "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
     with pytest.raises(UserError, match=told):
         async with serve_policy(
