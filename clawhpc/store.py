@@ -226,15 +226,40 @@ def weights_digest(folder: Path) -> str:
 
 
 def publish_policy(part: Path, policy: PolicyVersion) -> PolicyVersion:
-    """Rename the finished folder `part` to `policy.path`, with `policy.json` in it. One that is there already stays."""
+    """Rename the finished folder `part` to `policy.path`, with `policy.json` in it; on disk when this returns.
+
+    A whole policy that is there already stays; what a crash has left of one is replaced.
+    """
     target = Path(policy.path)
-    if target.exists():
+    if is_whole(target):
         shutil.rmtree(part)
         return read_policy(target)
     write_atomic(part / POLICY_FILE, msgspec.json.encode(policy))
+    for path in (*part.rglob("*"), part):
+        sync(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        shutil.rmtree(target)
     part.replace(target)
+    sync(target.parent)
     return policy
+
+
+def is_whole(folder: Path) -> bool:
+    """The policy in `folder` has the very weights that were published there: after a crash, a file may be cut short."""
+    try:
+        return weights_digest(folder) == read_policy(folder).digest
+    except UserError:
+        return False
+
+
+def sync(path: Path) -> None:
+    """What a file holds, or which names a folder has, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_policy(folder: Path) -> PolicyVersion:

@@ -28,7 +28,7 @@ from clawhpc.learner.settings import LearnerSettings
 from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
-from clawhpc.store import publish_policy, read_policy, read_rollouts, read_usage, write_atomic
+from clawhpc.store import is_whole, publish_policy, read_policy, read_rollouts, read_usage, write_atomic
 from clawhpc.tasks.mix import plan_groups
 from clawhpc.tasks.sets import TaskSets
 
@@ -157,10 +157,15 @@ def seconds_trained(paths: RunPaths) -> float:
 
 
 def install_policy(paths: RunPaths, source: Path) -> PolicyVersion:
-    """PolicyVersion 0 of the run: a copy of the policy in `source`. UserError when the run began with another."""
+    """PolicyVersion 0 of the run: a copy of the policy in `source`.
+
+    UserError when the run began with another, or when `source` has lost some of its weights.
+    """
     target = paths.policy(0)
     policy = read_policy(source)
-    if target.exists():
+    if not is_whole(source):
+        raise UserError(f"{source}: its weights are not those of its policy.json; copy it or make it again")
+    if is_whole(target):
         installed = read_policy(target)
         if installed.digest != policy.digest:
             raise UserError(f"{paths.root} began with another policy than {source} now holds; give it another run.name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from clawhpc.store import (
     claim_group,
     claim_owner,
     count_rollouts,
+    is_whole,
     missing_samples,
     open_plans,
     publish_plan,
@@ -28,6 +30,7 @@ from clawhpc.store import (
     rollout_files,
     seal_group,
     unsealed_groups,
+    weights_digest,
     write_atomic,
 )
 from tests.fakes.records import make_group, make_record
@@ -123,21 +126,51 @@ def test_keys_that_sanitise_alike_get_folders_of_their_own() -> None:
     assert len(names) == 4
 
 
-def make_policy(path: Path) -> PolicyVersion:
+def published(path: Path, weights: bytes = b"weights") -> PolicyVersion:
+    """What comes of publishing `weights` as the policy in `path`."""
+    part = path.with_name("part")
+    part.mkdir(parents=True)
+    (part / "model.safetensors").write_bytes(weights)
     probe = Probe(token_ids=(1, 2), logprobs=(-0.5,), tolerance=1e-3)
-    return PolicyVersion(step=4, path=str(path), digest="d", renderer="qwen3", thinking=False, probe=probe)
+    digest = weights_digest(part)
+    policy = PolicyVersion(step=4, path=str(path), digest=digest, renderer="qwen3", thinking=False, probe=probe)
+    policy = publish_policy(part, policy)
+    assert not part.exists()
+    return policy
 
 
 def test_a_policy_is_published_whole_and_read_where_it_lies(tmp_path: Path) -> None:
-    part = tmp_path / "part"
-    part.mkdir()
-    (part / "model.safetensors").write_bytes(b"w")
-    policy = publish_policy(part, make_policy(tmp_path / "policies" / "step-000004"))
-    assert not part.exists()
+    policy = published(tmp_path / "policies" / "step-000004")
     assert read_policy(Path(policy.path)) == policy
     moved = tmp_path / "moved"
     Path(policy.path).rename(moved)
     assert read_policy(moved) == dataclasses.replace(policy, path=str(moved))
+
+
+def test_a_policy_that_is_there_stays_and_one_that_was_cut_short_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    first = published(folder, b"first")
+    assert published(folder, b"second") == first
+    (folder / "model.safetensors").write_bytes(b"fir")
+    assert not is_whole(folder)
+    assert published(folder, b"second").digest != first.digest
+    assert (folder / "model.safetensors").read_bytes() == b"second"
+    assert is_whole(folder)
+
+
+def test_the_weights_of_a_policy_are_on_disk_before_its_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", note)
+    published(tmp_path / "policy")
+    part = tmp_path / "part"
+    assert {str(part / "model.safetensors"), str(part / "policy.json"), str(part)} <= set(synced)
+    assert synced[-1] == str(tmp_path)
 
 
 def test_a_policy_folder_without_weights_is_named(tmp_path: Path) -> None:
