@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from clawhpc.learner.batch import CreditedTree, TreeBatch, build_batches
 from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.records import RolloutRecord, VersionSpan
+from clawhpc.tree.drift import measure_drift
 from clawhpc.tree.nodes import CallTree, Node
 from clawhpc.tree.prune import DropRule, PrunedTree, prune_tree
 
@@ -57,9 +58,14 @@ def rl_source(
     return source
 
 
-def sft_source(trees: Callable[[int], Sequence[CallTree]], settings: LearnerSettings) -> StepSource:
+def sft_source(trees: Callable[[int], Sequence[CallTree] | None], settings: LearnerSettings) -> StepSource:
     """Steps of imitation of the sampled tokens of the trees that `trees` returns."""
-    return lambda step: build_sft_step(step, trees(step), settings)
+
+    def source(step: int) -> StepBatch | None:
+        examples = trees(step)
+        return None if examples is None else build_sft_step(step, examples, settings)
+
+    return source
 
 
 def build_rl_step(
@@ -68,12 +74,14 @@ def build_rl_step(
     """Rows for the rollouts that have an advantage. Denominators count every rollout that trains.
 
     So leaving out rollouts whose advantage is 0 saves their computation and changes no number. A record whose tree
-    cannot be built is left out before the baseline is taken, named in the log, and counted.
+    cannot be built is left out before the baseline is taken, named in the log, and counted. ValueError for rollouts
+    that were drawn at different temperatures.
     """
     pruned = {record.rollout_id: tree for record in records if (tree := _prune(record)) is not None}
     sound = [record for record in records if record.rollout_id in pruned]
     credited = credit_groups(sound, credit)
-    trained = [record.rollout_id for record in sound if record.trains]
+    training = [record for record in sound if record.trains]
+    trained = [record.rollout_id for record in training]
     trees = [
         CreditedTree(tree=pruned[rollout_id].tree, rollout=index, advantage=advantage, token_weight=weight)
         for index, (rollout_id, weight) in enumerate(
@@ -81,11 +89,12 @@ def build_rl_step(
         )
         if (advantage := credited.advantages.get(rollout_id, 0.0)) and pruned[rollout_id].tree.num_sampled_tokens
     ]
-    rows, refused = _rows(trees, settings)
+    rows, refused = _rows(trees, settings, _temperature(records))
     metrics = {
         "train/reward": credited.reward_mean,
         **credited.log_values(),
         **_tree_metrics([pruned[rollout_id] for rollout_id in trained], trees, rows),
+        **_drift_metrics(training, pruned),
         "train/staleness_max": float(max((step - _oldest_version(row) for row in rows), default=0)),
         "tree/refused_rollouts": float(len(records) - len(sound)),
         "tree/over_budget": float(len(refused)),
@@ -146,8 +155,17 @@ def _weights(trees: Sequence[CallTree], settings: LearnerSettings) -> list[float
     return token_weights(num_tokens, settings.normaliser, settings.constant_tokens)
 
 
-def _rows(trees: Sequence[CreditedTree], settings: LearnerSettings) -> tuple[tuple[TreeBatch, ...], list[CreditedTree]]:
-    rows, refused = build_batches(trees, token_budget=settings.token_budget)
+def _temperature(records: Sequence[RolloutRecord]) -> float:
+    found = {record.temperature for record in records} or {1.0}
+    if len(found) > 1:
+        raise ValueError(f"the rollouts of one step were drawn at different temperatures: {sorted(found)}")
+    return found.pop()
+
+
+def _rows(
+    trees: Sequence[CreditedTree], settings: LearnerSettings, temperature: float = 1.0
+) -> tuple[tuple[TreeBatch, ...], list[CreditedTree]]:
+    rows, refused = build_batches(trees, token_budget=settings.token_budget, temperature=temperature)
     for tree in refused:
         log.warning(
             "rollout %s does not train: its tree of %d tokens is over token_budget=%d",
@@ -171,6 +189,22 @@ def _tree_metrics(
         "tree/path_tokens": float(sum(_path_tokens(tree.tree) for tree in credited)),
         "tree/without_draws": float(sum(not tree.tree.num_sampled_tokens for tree in pruned)),
         **{f"tree/dropped_{rule}": float(sum(leaves.get(rule, 0) for leaves in dropped)) for rule in DropRule},
+    }
+
+
+def _drift_metrics(records: Sequence[RolloutRecord], pruned: Mapping[str, PrunedTree]) -> dict[str, float]:
+    drifts = {record.rollout_id: measure_drift(record.calls, pruned[record.rollout_id]) for record in records}
+    for rollout_id, drift in drifts.items():
+        if drift.alarm:
+            log.warning(
+                "rollout %s: %d replies are leaves of its tree although later calls repeat them",
+                rollout_id,
+                drift.unexplained_leaves,
+            )
+    return {
+        "drift/copied": float(sum(drift.copied for drift in drifts.values())),
+        "drift/reencoded": float(sum(drift.reencoded for drift in drifts.values())),
+        "drift/unexplained_leaves": float(sum(drift.unexplained_leaves for drift in drifts.values())),
     }
 
 

@@ -13,12 +13,14 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from transformers import PreTrainedModel
 
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.learner.callbacks import (
     PrintSteps,
     PublishPolicy,
     SaveCheckpoint,
+    StreamCheckpoint,
     WriteCsv,
     list_checkpoints,
     wandb_run,
@@ -67,17 +69,19 @@ def fit_sft(
     *,
     policy: Path,
     num_steps: int,
-    trees: Callable[[int], Sequence[CallTree]],
+    lessons: Callable[[int, PreTrainedModel], Sequence[CallTree] | None],
     output: Path,
     paths: LearnerPaths,
 ) -> PolicyVersion:
-    """Imitate the sampled tokens of `trees(k)` for each step k, and publish the result in `output` as policy of step 0.
+    """Imitate in at most `num_steps` steps, and publish the result in `output` as policy of step 0.
 
-    `temperature` is taken as 1 and there is one update per step, whatever `settings` say.
+    `lessons(k, model)` says what: the sampled tokens of its trees. It sees the model as it is before step k, and
+    returns None to end here. There is one update per step, whatever `settings` say.
     """
     first = read_policy(policy)
     module = SftModule(settings, policy, num_steps)
-    _fit(module, sft_source(trees, settings), paths, publish=None, names=SFT_LINE)
+    source = sft_source(lambda step: lessons(step, module.model), settings)
+    _fit(module, source, paths, publish=None, names=SFT_LINE)
     return save_policy(output, module.model, policy, step=0, renderer=first.renderer, thinking=first.thinking)
 
 
@@ -123,7 +127,7 @@ def _fit(
             enable_progress_bar=show_bar,
             log_every_n_steps=1,
             # Under Slurm, Lightning would else take the requeue signal, which belongs to the launcher.
-            plugins=[LightningEnvironment()],
+            plugins=[LightningEnvironment(), StreamCheckpoint()],
         )
         saved = list_checkpoints(paths.checkpoints)
         data = StepData(source, module.num_steps)
