@@ -12,7 +12,7 @@ import msgspec
 from clawhpc.errors import UserError
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.clawgym import load_tasks
-from clawhpc.tasks.generate import GenerateSettings, generate_tasks
+from clawhpc.tasks.generate import REWARD_SCRIPT, GenerateSettings, draw_tasks, generate_tasks
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ class TaskSets:
 def load_task_sets(settings: TaskSettings, cache_dir: Path) -> TaskSets:
     """Load, or generate into the cache. A faulty task is named in the log and left out. UserError when none is left."""
     if settings.folder is None:
-        digest = hashlib.sha256(msgspec.json.encode(settings.generate)).hexdigest()[:12]
-        generated = generate_tasks(settings.generate, cache_dir / "tasks" / digest)
+        generated = generate_tasks(settings.generate, cache_dir / "tasks" / digest_tasks(settings.generate))
         train, heldout = generated.split("train"), generated.split("heldout")
         return TaskSets(train=_load(train), heldout=_load(heldout))
     sets = TaskSets(
@@ -52,6 +51,12 @@ def load_task_sets(settings: TaskSettings, cache_dir: Path) -> TaskSets:
             f"tasks.heldout={settings.heldout}: {len(shared)} tasks are in tasks.folder too, e.g. {min(shared)}"
         )
     return sets
+
+
+def digest_tasks(settings: GenerateSettings) -> str:
+    """Names the tasks by what they are: other families, after an update too, are other tasks."""
+    drawn = (draw_tasks(settings, "train", settings.num_train), draw_tasks(settings, "heldout", settings.num_heldout))
+    return hashlib.sha256(msgspec.json.encode((settings, REWARD_SCRIPT, drawn))).hexdigest()[:12]
 
 
 def _load(folder: Path) -> tuple[TaskSpec, ...]:

@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import pytest
+
+from clawhpc.tasks.families import FAMILIES, Family, SmallTask
+from clawhpc.tasks.generate import GenerateSettings
+from clawhpc.tasks.sets import TaskSettings, load_task_sets
+
+SMALL = TaskSettings(generate=GenerateSettings(families=("create",), num_train=4, num_heldout=2))
+
+
+def test_generated_tasks_are_made_once_and_found_again(tmp_path: Path) -> None:
+    first = load_task_sets(SMALL, tmp_path)
+    assert (len(first.train), len(first.heldout)) == (4, 2)
+    assert load_task_sets(SMALL, tmp_path) == first
+    assert len(list((tmp_path / "tasks").glob("[!.]*"))) == 1
+
+
+def test_tasks_of_other_families_under_the_same_settings_are_other_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {task.instruction for task in load_task_sets(SMALL, tmp_path).train}
+    create = FAMILIES["create"]
+
+    def build(slots: dict[str, str]) -> SmallTask:
+        return create.build({**slots, "line": "something new"})
+
+    monkeypatch.setitem(FAMILIES, "create", Family(create.draw, build))
+    after = {task.instruction for task in load_task_sets(SMALL, tmp_path).train}
+    assert len(after) == 4
+    assert not before & after
