@@ -9,5 +9,6 @@ module.py     the optimizer updates of a step
 callbacks.py  checkpoint, publish, log
 trainer.py    `fit_rl`, `fit_sft`
 policy.py     make, save and load policy folders
+disk.py       what goes wrong while writing, as one kind of error
 tokenizer.py  train a tokenizer with the tokens of the chat
 """

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from clawhpc.learner.attention import Segment, TreeLayout
 from clawhpc.tree.nodes import CallTree, Node
+from clawhpc.tree.prefix import shared_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class TreeBatch:
     rollout_BT: Tensor
     """Index in the step of the rollout that drew the token; -1 on context, which rollouts may share."""
     layout: TreeLayout
+    temperature: float = 1.0
+    """At which its tokens were drawn."""
     old_logprobs_BT: Tensor | None = None
     """By the policy before the update; None until they have been computed."""
 
@@ -68,7 +71,9 @@ class TreeBatch:
         return dataclasses.replace(self, **moved)
 
 
-def build_batches(trees: Sequence[CreditedTree], *, token_budget: int) -> tuple[list[TreeBatch], list[CreditedTree]]:
+def build_batches(
+    trees: Sequence[CreditedTree], *, token_budget: int, temperature: float = 1.0
+) -> tuple[list[TreeBatch], list[CreditedTree]]:
     """The rows of a step, and the trees that alone are over `token_budget` and stand in none of them.
 
     Rows are filled in order, so neighbours should be rollouts of one group, which share the most.
@@ -86,7 +91,7 @@ def build_batches(trees: Sequence[CreditedTree], *, token_budget: int) -> tuple[
         else:
             rows.append([tree])
             filled = size
-    return [pack_row(row) for row in rows], refused
+    return [pack_row(row, temperature) for row in rows], refused
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,8 @@ class _Size:
         return cls(frozenset(shareable), private)
 
 
-def pack_row(trees: Sequence[CreditedTree]) -> TreeBatch:
-    """All of `trees` as one row."""
+def pack_row(trees: Sequence[CreditedTree], temperature: float = 1.0) -> TreeBatch:
+    """All of `trees`, which were drawn at `temperature`, as one row."""
     runs = merge_trees([tree.tree for tree in trees])
     lengths = torch.tensor([len(run.token_ids) for run in runs], dtype=torch.long)
     stops = lengths.cumsum(0).tolist()
@@ -150,6 +155,7 @@ def pack_row(trees: Sequence[CreditedTree]) -> TreeBatch:
         weight_version_BT=per_token((run.weight_versions for run in runs), torch.long),
         rollout_BT=per_run([tree.rollout if tree else -1 for tree in drawn]),
         layout=TreeLayout(tuple(_segments(runs, stops))),
+        temperature=temperature,
     )
 
 
@@ -177,7 +183,8 @@ def merge_trees(trees: Sequence[CallTree]) -> list[Run]:
     stack: list[tuple[int | None, list[_Cursor]]] = [(None, group) for group in reversed(_group(roots))]
     while stack:
         parent, group = stack.pop()
-        length = _shared_length([cursor.rest for cursor in group])
+        rests = [cursor.rest for cursor in group]
+        length = shared_length(min(rests), max(rests))  # what the first and the last in order share, all between share
         runs.append(group[0].run(parent, length))
         below = _group(step for cursor in group for step in cursor.advance(length))
         stack.extend((len(runs) - 1, siblings) for siblings in reversed(below))
@@ -238,13 +245,6 @@ def _group(cursors: Iterable[_Cursor]) -> list[list[_Cursor]]:
         else:
             groups.setdefault(cursor.rest[0], []).append(cursor)
     return list(groups.values())
-
-
-def _shared_length(rests: Sequence[tuple[int, ...]]) -> int:
-    """Length of the common prefix of all, which is that of the first and the last in lexicographic order."""
-    low, high = min(rests), max(rests)
-    pairs = enumerate(zip(low, high, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(low), len(high)))
 
 
 def _segments(runs: Sequence[Run], stops: Sequence[int]) -> Iterator[Segment]:

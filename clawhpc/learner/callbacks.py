@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from clawhpc.learner.data import StepBatch
+from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.module import LearnerModule
-from clawhpc.learner.policy import save_policy
+from clawhpc.learner.policy import save_policy, sweep_parts
 from clawhpc.learner.settings import WandbMode
-from clawhpc.store import write_atomic
+from clawhpc.store import is_whole, sync, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +51,28 @@ class WriteCsv(Callback):
         writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomic(self.path, text.getvalue().encode())
+        with disk_errors(self.path):
+            write_atomic(self.path, text.getvalue().encode())
 
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
+
+
+class StreamCheckpoint(TorchCheckpointIO):
+    """Writes a checkpoint to its file as it is made, and onto the disk.
+
+    Lightning's own makes it in memory first, and then in the folder for temporary files, where a kill leaves it.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """`path`: a file on a mounted file system."""
+        with open(path, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class SaveCheckpoint(Callback):
@@ -65,6 +82,11 @@ class SaveCheckpoint(Callback):
         self.folder = folder
         self.every = every
         self.keep = keep
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove what a save that was killed has left."""
+        for part in self.folder.glob("step-*.part"):
+            part.unlink()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
@@ -80,13 +102,17 @@ class SaveCheckpoint(Callback):
             self._save(trainer, num_done - 1)
 
     def _save(self, trainer: Trainer, step: int) -> None:
-        """Write under another name, rename, and drop the oldest."""
+        """Write under another name, rename, and drop the oldest. OSError, which names a path, when the disk is full."""
         path = checkpoint_path(self.folder, step)
         part = path.with_suffix(".part")
-        trainer.save_checkpoint(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with disk_errors(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                trainer.save_checkpoint(part)
+                part.replace(path)
+                sync(self.folder)
+        finally:
+            part.unlink(missing_ok=True)
         for old in list_checkpoints(self.folder)[: -self.keep]:
             old.unlink()
 
@@ -128,21 +154,23 @@ class PublishPolicy(Callback):
         self.thinking = thinking
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Publish the policy that the first step of this run needs, unless it is there."""
+        """Publish the policy that the first step of this run needs, unless it is there; remove what a kill has left."""
         assert isinstance(pl_module, LearnerModule)
-        self.publish(pl_module, trainer.datamodule.stream.next_step)  # type: ignore[attr-defined]
+        step = trainer.datamodule.stream.next_step  # type: ignore[attr-defined]
+        folder = self.folder_of(step)
+        sweep_parts(folder.parent)
+        self.publish(pl_module, step, folder)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
     ) -> None:
         """Publish the policy that the next step needs."""
         assert isinstance(pl_module, LearnerModule)
-        self.publish(pl_module, batch.step + 1)
+        self.publish(pl_module, batch.step + 1, self.folder_of(batch.step + 1))
 
-    def publish(self, module: LearnerModule, step: int) -> None:
-        """Make PolicyVersion `step`; one that is there stays."""
-        folder = self.folder_of(step)
-        if not folder.exists():
+    def publish(self, module: LearnerModule, step: int, folder: Path) -> None:
+        """Make PolicyVersion `step`; a whole one that is there stays."""
+        if not is_whole(folder):
             save_policy(
                 folder,
                 module.model,

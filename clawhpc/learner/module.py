@@ -8,6 +8,8 @@ update is by the policy before the update, so its log-probs are the old log-prob
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,11 +20,15 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from clawhpc.engine.render import count_token_ids
+from clawhpc.errors import UserError
 from clawhpc.learner.batch import TreeBatch
 from clawhpc.learner.data import StepBatch
 from clawhpc.learner.losses import Clip, Sums, chunked_logprobs, grpo_loss, sft_loss
-from clawhpc.learner.policy import count_token_ids, load_policy
+from clawhpc.learner.policy import load_policy
 from clawhpc.learner.settings import LearnerSettings
+
+log = logging.getLogger(__name__)
 
 
 class LearnerModule(LightningModule):
@@ -80,6 +86,7 @@ class LearnerModule(LightningModule):
         self.log_dict({**rest, "step": float(step)}, batch_size=1)  # Lightning takes its x-axis from "step"
 
     def _update(self, step: StepBatch, rate: float) -> dict[str, float]:
+        """Means over the step. An update whose gradient is not finite is left out; UserError when all of them are."""
         optimizer: Any = self.optimizers()
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -95,11 +102,23 @@ class LearnerModule(LightningModule):
                 loss, sums = self.row_loss(row, logprobs_N)
                 self.manual_backward(loss)
                 total.add(loss, sums | {"entropy": entropy_N.sum()}, len(logprobs_N))
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm)
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm).item()
             total.add_update(norm)
-            optimizer.step()
+            if math.isfinite(norm):
+                optimizer.step()
             optimizer.zero_grad()
+        self._judge(step.step, total)
         return total.means()
+
+    def _judge(self, step: int, total: StepMeans) -> None:
+        """A step of which nothing is fit to keep must not reach a checkpoint: no resume would ever leave it."""
+        if not total.norms:
+            raise UserError(
+                f"step {step}: none of its {total.num_skipped} updates has a finite gradient, and none is kept; "
+                "where the policy has diverged, begin again with a lower learner.lr"
+            )
+        if total.num_skipped:
+            log.warning("step %d: %d updates are left out: their gradients are not finite", step, total.num_skipped)
 
     def row_loss(self, row: TreeBatch, learner_logprobs_N: Tensor) -> tuple[Tensor, Sums]:
         """The row's part of the loss of the step, and sums for the log."""
@@ -129,10 +148,7 @@ class GrpoModule(LearnerModule):
 
 
 class SftModule(LearnerModule):
-    """Imitation of the sampled tokens at temperature 1; credit plays no part."""
-
-    def __init__(self, settings: LearnerSettings, policy_folder: Path, num_steps: int) -> None:
-        super().__init__(dataclasses.replace(settings, temperature=1.0), policy_folder, num_steps)
+    """Imitation of the sampled tokens; credit plays no part."""
 
     def row_loss(self, row: TreeBatch, learner_logprobs_N: Tensor) -> tuple[Tensor, Sums]:
         """`losses.sft_loss` of the row's sampled tokens."""
@@ -154,7 +170,7 @@ def row_logprobs(
         hidden_BTD[0, row.predecessor_BT[row.sampled_BT]],
         row.input_ids_BT[row.sampled_BT],
         model.get_output_embeddings(),
-        temperature=settings.temperature,
+        temperature=row.temperature,
         num_token_ids=num_token_ids,
         chunk=settings.logit_chunk,
     )
@@ -181,6 +197,8 @@ class StepMeans:
         self.loss = 0.0
         self.num_tokens = 0
         self.norms: list[float] = []
+        """Of the gradients that were used."""
+        self.num_skipped = 0
         self.sums: defaultdict[str, float] = defaultdict(float)
 
     def add(self, loss: Tensor, sums: Sums, num_tokens: int) -> None:
@@ -190,17 +208,24 @@ class StepMeans:
         for name, value in sums.items():
             self.sums[name] = max(self.sums[name], value.item()) if _is_max(name) else self.sums[name] + value.item()
 
-    def add_update(self, grad_norm: Tensor) -> None:
-        """One update is complete."""
-        self.norms.append(grad_norm.item())
+    def add_update(self, grad_norm: float) -> None:
+        """One update is complete, or was left out."""
+        if math.isfinite(grad_norm):
+            self.norms.append(grad_norm)
+        else:
+            self.num_skipped += 1
 
     def means(self) -> dict[str, float]:
-        """Loss and gradient norm per update, all else per trained token."""
+        """Loss and gradient norm per update, all else per trained token. Not before there is an update."""
         per_token = {
             name: value if _is_max(name) else value / max(1, self.num_tokens) for name, value in self.sums.items()
         }
-        updates = len(self.norms)
-        return {"loss": self.loss / updates, "grad_norm": sum(self.norms) / updates, **per_token}
+        return {
+            "loss": self.loss / (len(self.norms) + self.num_skipped),
+            "grad_norm": sum(self.norms) / len(self.norms),
+            "skipped_updates": float(self.num_skipped),
+            **per_token,
+        }
 
 
 def _is_max(name: str) -> bool:

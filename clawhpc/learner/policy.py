@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-from clawhpc.errors import UserError
+from clawhpc.engine.render import count_token_ids
 from clawhpc.learner.attention import TreeLayout, use_tree_attention
+from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import END_OF_MESSAGE, END_OF_TEXT
 from clawhpc.records import PolicyVersion, Probe
@@ -27,6 +28,8 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template*",
 )
+PART = ".part"
+"""Ends the name of a folder that is being written."""
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = 1e-4
 """The learner's weights are float32, in which fused and unfused kernels differ by 1e-6 on average."""
@@ -69,43 +72,44 @@ def _config(settings: PolicySettings, tokenizer: Any) -> Qwen3Config:
 def save_policy(
     folder: Path, model: PreTrainedModel, tokenizer_folder: Path, *, step: int, renderer: str, thinking: bool
 ) -> PolicyVersion:
-    """Publish `model` as the PolicyVersion of `step` in `folder`, all of it or nothing. One that is there stays.
+    """Publish `model` as the PolicyVersion of `step` in `folder`, whole or not at all. A whole one that is there stays.
 
     `tokenizer_folder` is any folder with the tokenizer's files, such as that of an earlier version; they are copied.
+    OSError, which names a path, when the disk is full.
     """
     transformers_logging.disable_progress_bar()
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
-    part.mkdir(parents=True)
+    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}{PART}")
     try:
-        model.save_pretrained(part)
-        num_token_ids = _copy_tokenizer(tokenizer_folder, part)
-        policy = PolicyVersion(
-            step=step,
-            path=str(folder),
-            digest=weights_digest(part),
-            renderer=renderer,
-            thinking=thinking,
-            probe=make_probe(model, num_token_ids),
-        )
-        return publish_policy(part, policy)
+        with disk_errors(folder):
+            part.mkdir(parents=True)
+            model.save_pretrained(part)
+            num_token_ids = _copy_tokenizer(tokenizer_folder, part)
+            policy = PolicyVersion(
+                step=step,
+                path=str(folder),
+                digest=weights_digest(part),
+                renderer=renderer,
+                thinking=thinking,
+                probe=make_probe(model, num_token_ids),
+            )
+            return publish_policy(part, policy)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
 
 
+def sweep_parts(policies: Path) -> None:
+    """Remove what saves that were killed have left beside the policies of a folder. Nobody may be saving there."""
+    for part in policies.glob(f".*{PART}"):
+        shutil.rmtree(part)
+
+
 def load_policy(folder: Path) -> PreTrainedModel:
-    """The model of a policy folder in float32, for trees, in training mode. UserError for one that does not suit them."""
+    """The model of a policy folder: float32, for trees, in training mode. UserError for one that does not suit them."""
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     use_tree_attention(model)
     return model.train()
-
-
-def count_token_ids(folder: Path) -> int:
-    """Ids that the tokenizer in `folder` knows. The model may have more rows; those are padding and are never drawn."""
-    if not (folder / "tokenizer.json").exists():  # transformers would make up an empty tokenizer
-        raise UserError(f"{folder}: no tokenizer.json here; a policy is a Hugging Face folder with its tokenizer")
-    return len(AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
 
 def make_probe(model: PreTrainedModel, num_token_ids: int) -> Probe:

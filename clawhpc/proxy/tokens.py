@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clawhpc.records import CallTokens, Generation, Graft
-
-Ids = tuple[int, ...]
+from clawhpc.tree.prefix import Ids, shared_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +81,3 @@ class TokenStore:
             shared = stored.prefix_length + shared_length(stored.tail, prompt, stored.prefix_length)
             yield call_id, shared
             waiting.extend((child, shared) for child in self._children[call_id])
-
-
-def shared_length(ids: Ids, whole: Ids, start: int) -> int:
-    """How many tokens of `ids` stand in `whole` from `start` on. Halves the search, so that compares run in C."""
-    low, high = 0, min(len(ids), len(whole) - start)
-    if not high or ids[0] != whole[start]:
-        return 0
-    if ids[:high] == whole[start : start + high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if ids[low:middle] == whole[start + low : start + middle]:
-            low = middle
-        else:
-            high = middle
-    return low

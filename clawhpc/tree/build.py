@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from clawhpc.records import CallRecord, CallTokens, Graft
 from clawhpc.tree.nodes import CallTree, Node
+from clawhpc.tree.prefix import shared_length
 
 
 def build_tree(rollout_id: str, calls: Sequence[CallRecord]) -> CallTree:
@@ -150,7 +151,7 @@ def _grow_context(place: _Branch, continues_id: int | None, token_ids: tuple[int
         if child is None:
             place.children.append(_Branch(token_ids=token_ids[position:], continues_id=continues_id))
             return place.children[-1]
-        shared = _shared_length(child.token_ids, token_ids, position)
+        shared = shared_length(child.token_ids, token_ids, position)
         if shared < len(child.token_ids):
             child.split(shared)
         place, position = child, position + shared
@@ -162,15 +163,6 @@ def _context_child(place: _Branch, continues_id: int | None, first: int) -> _Bra
         if child.draw is None and child.continues_id == continues_id and child.token_ids[0] == first:
             return child
     return None
-
-
-def _shared_length(have: tuple[int, ...], want: tuple[int, ...], position: int) -> int:
-    """How many tokens of `have` stand in `want` from `position` on."""
-    ahead = want[position : position + len(have)]
-    if have == ahead:
-        return len(have)
-    pairs = enumerate(zip(have, ahead, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), len(ahead))
 
 
 def _preorder(root: _Branch) -> Iterator[Node]:

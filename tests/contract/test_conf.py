@@ -48,10 +48,6 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
     assert config.tasks.heldout is None
 
 
-def test_the_learner_takes_the_temperature_that_the_engine_draws_at() -> None:
-    assert typed(compose_config("campaign.temperature=0.7")).learner.temperature == 0.7
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -104,6 +104,30 @@ def test_the_age_of_the_oldest_draw_is_logged() -> None:
     assert batch.metrics["train/staleness_max"] == 2
 
 
+def test_log_probs_are_of_the_temperature_that_the_rollouts_were_drawn_at() -> None:
+    records = [replace(rollout("a", sample, float(sample)), temperature=0.7) for sample in range(2)]
+    assert [row.temperature for row in step(records).rows] == [0.7]
+    with pytest.raises(ValueError, match=r"different temperatures: \[0\.7, 1\.0\]"):
+        step([records[0], rollout("a", 1, 1.0)])
+
+
+def test_how_faithfully_histories_repeat_draws_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    moved, reencoded = Session(), Session()
+    first = moved.call((1, 2, 3, 4), reply=(7, 8))
+    moved.call((1, 2, 9), first, (5, 6), reply=(7,))
+    heard = reencoded.call((1, 2, 3, 4), reply=(7, 8))
+    reencoded.call((1, 2, 3, 4, 70, 80, 5), reply=(7,), continues=heard, reencoded=1)
+    records = [
+        make_record(make_group("a", step=STEP), sample, float(sample), calls=tuple(session.calls))
+        for sample, session in enumerate((moved, reencoded))
+    ]
+    with caplog.at_level(logging.WARNING):
+        metrics = step(records).metrics
+    assert (metrics["drift/copied"], metrics["drift/reencoded"], metrics["drift/unexplained_leaves"]) == (1, 1, 1)
+    assert records[1].rollout_id in caplog.text
+    assert records[0].rollout_id not in caplog.text
+
+
 def test_what_sharing_saves_is_logged() -> None:
     metrics = step([rollout("a", 0, 1.0), rollout("a", 1, 0.0)]).metrics
     assert metrics["tree/path_tokens"] == 2 * (4 + 2 + 3 + 2)

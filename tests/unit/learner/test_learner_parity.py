@@ -117,6 +117,16 @@ def test_the_first_token_of_every_child_of_a_fork_is_predicted_from_the_fork() -
     assert torch.allclose(logprobs_N, by_hand, atol=1e-5)
 
 
+def test_log_probs_are_of_the_distribution_that_the_row_was_drawn_from() -> None:
+    model = tiny_model()
+    use_tree_attention(model)
+    tree = credit([plant(context(1, 2, 3, below=[draw(4)]))], [1.0])
+    logprobs_N, _ = row_logprobs(model, pack_row(tree, 0.6), SETTINGS, VOCAB)
+    with torch.no_grad():
+        logits_V = model(input_ids=torch.tensor([(1, 2, 3)]), tree_layout=TreeLayout.chain(3)).logits[0, -1]
+    assert torch.allclose(logprobs_N, (logits_V / 0.6).log_softmax(-1)[4], atol=1e-5)
+
+
 def test_rows_without_a_draw_give_loss_zero_and_gradient_zero() -> None:
     model = tiny_model()
     use_tree_attention(model)

@@ -1,3 +1,4 @@
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from clawhpc.engine.render import count_token_ids
 from clawhpc.errors import UserError
-from clawhpc.learner.policy import VOCAB_MULTIPLE, count_token_ids, create_policy, load_policy, save_policy
+from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, load_policy, save_policy, sweep_parts
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
 from clawhpc.store import read_policy, weights_digest
+from tests.fakes.disk import largest_file
 
 SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=32)
 TEXTS = ["<|im_start|>user\nwrite kiwi to apple.txt<|im_end|>\n", "count the lines of plum.txt\n"] * 3
@@ -103,6 +106,33 @@ def test_a_policy_that_is_there_stays_and_nothing_half_written_is_left(tokenizer
     again = create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=1)
     assert again.digest == first.digest
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_policy_that_was_cut_short_is_made_again(tokenizer_folder: Path, tmp_path: Path) -> None:
+    whole = create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=0)
+    weights = Path(whole.path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    again = create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=0)
+    assert again.digest == whole.digest == weights_digest(Path(whole.path))
+
+
+@pytest.mark.parametrize("num_bytes", [500, 30_000])
+def test_a_full_disk_is_told_with_the_path_and_nothing_is_left(
+    tokenizer_folder: Path, tmp_path: Path, num_bytes: int
+) -> None:
+    big = replace(SMALL, hidden_size=64, ffn_size=128)
+    with largest_file(num_bytes), pytest.raises(OSError, match=r"File too large: '.*policy") as caught:
+        create_policy(tmp_path / "policy", tokenizer_folder, big, seed=0)
+    assert caught.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_saves_have_left_is_removed_and_policies_stay(tokenizer_folder: Path, tmp_path: Path) -> None:
+    create_policy(tmp_path / "step-000001", tokenizer_folder, SMALL, seed=0)
+    (tmp_path / ".step-000002.0123abcd.part").mkdir()
+    (tmp_path / ".step-000002.0123abcd.part" / "model.safetensors").write_bytes(b"half")
+    sweep_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:

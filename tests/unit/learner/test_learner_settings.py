@@ -19,7 +19,7 @@ def test_settings_import_no_torch() -> None:
         ({"normaliser": "words"}, r"learner.normaliser='words': allowed are token, rollout, constant"),
         ({"precision": "16-true"}, "learner.precision"),
         ({"epochs": 0}, "learner.epochs=0: must be at least 1"),
-        ({"temperature": 0.0}, "learner.temperature"),
+        ({"truncation": 0.0}, "learner.truncation"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_and_what_is_allowed(wrong: dict[str, object], message: str) -> None:
