@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-from anyio import to_thread
+from anyio import from_thread, to_thread
 
 from clawhpc.errors import BoundaryError, EngineError, ProxyError, SandboxError, VerifierError, boundary, ungrouped
 from clawhpc.harness.base import Harness
+from clawhpc.ledger import discard
 from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import Responder
 from clawhpc.proxy.session import CANCELLED, Session
@@ -45,7 +46,7 @@ OUTCOME_OF: dict[type[BoundaryError], Outcome] = {
 }
 """Which part of the machine failed -> how the rollout is recorded."""
 TEARDOWN_S = 5.0
-"""Of the deadline, what verification leaves for removing the workspace."""
+"""Of the deadline, what verification leaves for removing the workspace; more than that goes on in the background."""
 STUCK_SHARE = 0.5
 """Of the time that a harness has. No completion takes so long but in an engine that hangs."""
 WORKSPACE, HOME, SOCKET = "workspace", "home", "p"
@@ -139,7 +140,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
     """Boot, run, settle and verify; what comes of it is in `trace`. Raises what the part that failed raised."""
     run_deadline = deadline - parts.limits.reserve_s
     with trace.phase("boot", SandboxError, run_deadline):
-        await to_thread.run_sync(lay_out, plan.task, folder)
+        await to_thread.run_sync(lay_out, plan.task, folder, abandon_on_cancel=True)
     async with open_session(
         responder=parts.responder,
         classify=parts.harness.classify,
@@ -171,21 +172,14 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
 @asynccontextmanager
 async def rollout_folder(scratch: Path, trace: Trace) -> AsyncIterator[Path]:
     """A folder of the rollout's own, gone afterwards whatever happened in it, cancellation included."""
-    folder = Path(await anyio.mkdtemp(prefix="r", dir=str(scratch)))
+    with boundary(SandboxError, "boot"):
+        folder = Path(await anyio.mkdtemp(prefix="r", dir=str(scratch)))
     try:
         yield folder
     finally:
         start = anyio.current_time()
-        with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(remove_folder, folder)
+        await discard(folder, within_s=TEARDOWN_S)
         trace.seconds["teardown"] = anyio.current_time() - start
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a rollout's folder, whatever permissions a harness left in it."""
-    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
-        directory.chmod(0o700)
-    shutil.rmtree(folder)
 
 
 def lay_out(task: TaskSpec, folder: Path) -> None:
@@ -194,7 +188,13 @@ def lay_out(task: TaskSpec, folder: Path) -> None:
     inputs = folder / WORKSPACE / task.input_subdir
     inputs.mkdir(parents=True)
     if task.input_dir is not None:
-        shutil.copytree(task.input_dir, inputs, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(task.input_dir, inputs, symlinks=True, dirs_exist_ok=True, copy_function=copy_file)
+
+
+def copy_file(source: str, target: str) -> None:
+    """As `copytree` does it; nothing more is copied once the time for booting is up."""
+    from_thread.check_cancelled()
+    shutil.copy2(source, target)
 
 
 async def run_harness(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -16,13 +17,15 @@ from types import TracebackType
 from clawhpc.errors import UserError
 from clawhpc.ledger import reap
 
+log = logging.getLogger(__name__)
+
 OWNER_VARIABLE = "CLAWHPC_OWNER"
-MAX_SCRATCH_LENGTH = 64
-"""Of 107 bytes that the path of a unix socket may have; the rest is for names below the scratch folder."""
+MAX_SCRATCH_LENGTH = 107 - len("/engine99.d/") - 36
+"""Of the bytes that the path of a unix socket may have; the longest below it is the engine's, whose name is a UUID."""
 ARM_S = 20.0
 """For the watchdog to start, on a machine that is busy."""
 END_S = 15.0
-"""For the watchdog to reap and end: longer than it takes at most."""
+"""For the watchdog to reap and end: longer than it takes, unless there are a million files to remove."""
 
 
 def default_root() -> Path:
@@ -59,7 +62,7 @@ class Ledger:
         """
         root = root or default_root()
         owner = secrets.token_hex(4)
-        if len(str(root / owner)) > MAX_SCRATCH_LENGTH:
+        if len(os.fsencode(root / owner)) > MAX_SCRATCH_LENGTH:
             raise UserError(f"{root}: too long a path for unix sockets below it; choose a folder nearer to /")
         _make_private(root)
         _reap_dead(root)
@@ -73,17 +76,22 @@ class Ledger:
         return {OWNER_VARIABLE: reap.owner_marker(self._owner), "SPT_NOENV": "1"}
 
     def close(self) -> None:
-        """Let the watchdog do its work now, and do it here if it has been killed. A second call does nothing."""
+        """Let the watchdog do its work now, and do it here if it has been killed. A second call does nothing.
+
+        Returns within END_S where the watchdog has more to remove; it goes on without us.
+        """
         assert self._watchdog.stdin is not None
         assert self._watchdog.stdout is not None
         if self._watchdog.stdin.closed:
             return
         self._watchdog.stdin.close()
-        _read_within(self._watchdog, END_S)
+        ended = _read_within(self._watchdog, END_S) is not None
         self._watchdog.stdout.close()
-        if reap.lock_path(self._root, self._owner).exists():
-            reap.reap(self._root, self._owner)
-        os.close(self._lock)
+        try:
+            if ended and reap.lock_path(self._root, self._owner).exists():
+                reap.reap(self._root, self._owner)
+        finally:
+            os.close(self._lock)
 
     def __enter__(self) -> Ledger:
         return self
@@ -115,18 +123,22 @@ def _reap_dead(root: Path) -> None:
 
 
 def _reap_if_dead(root: Path, path: Path) -> bool:
-    """Reap the owner whose lock file is `path`, if it is dead; True if nothing of it is left."""
+    """Reap the owner whose lock file is `path`, if it is dead; True if nothing of it is left. Never in anyone's way."""
     try:
         lock = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            reap.reap(root, path.stem)
+        finally:
+            os.close(lock)
+    except (BlockingIOError, FileNotFoundError):
+        return False  # it lives, or another process is reaping it, or has done so
+    except OSError as error:
+        log.warning("%s: left by an owner that died, and cannot be cleared away: %s", path, error)
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return not reap.reap(root, path.stem) and not path.exists()
-    except BlockingIOError:
-        return False  # it lives, or another process is reaping it
-    finally:
-        os.close(lock)
+    if path.exists():
+        log.warning("%s: left by an owner that died; some of it cannot be killed or removed", path.with_suffix(""))
+    return not path.exists()
 
 
 def _lock_new(root: Path, owner: str) -> int:
@@ -159,9 +171,9 @@ def _start_watchdog(root: Path, owner: str) -> subprocess.Popen[bytes]:
     return watchdog
 
 
-def _read_within(watchdog: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """What the watchdog says next; nothing if it has ended, or says nothing in time."""
+def _read_within(watchdog: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+    """What the watchdog says next; nothing if it has ended; None if it says nothing in time."""
     assert watchdog.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(watchdog.stdout, selectors.EVENT_READ)
-        return os.read(watchdog.stdout.fileno(), 100) if selector.select(seconds) else b""
+        return os.read(watchdog.stdout.fileno(), 100) if selector.select(seconds) else None

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from anyio import to_thread
 from anyio.abc import ByteReceiveStream, Process
 
 from clawhpc.errors import SandboxError, boundary
-from clawhpc.ledger import Ledger, kill_marked, remove_tree
+from clawhpc.ledger import Ledger, discard, kill_marked
 from clawhpc.records import SANDBOX_HOME, ExecResult
 from clawhpc.sandbox import init
 from clawhpc.sandbox.base import PROXY_PORT, SANDBOX_PATH, Mount, SandboxCommand
@@ -35,8 +36,12 @@ ERROR_CHARS = 400
 """Of what the container program printed, in an error."""
 KILL_S = 8.0
 """For the processes of one container to be gone once they are killed; milliseconds, unless a disk hangs."""
-TEAR_DOWN_S = 30.0
-"""For all of the teardown, which cancellation cannot interrupt: the folder of a run may hold many files."""
+QUIET_S = 0.2
+"""For whatever a start that was cut off may have left to come out of an exec."""
+END_S = 10.0
+"""For all of that, and for the container program to be waited for. Cancellation cannot interrupt it."""
+REMOVE_S = 1.0
+"""For the folder of a run. A command may fill its /tmp; then the removal goes on in the background."""
 KILLED = 128
 """Exit codes above are signals."""
 
@@ -110,12 +115,11 @@ class Container:
             process = await self._open(command, marker, folder)
             yield process, folder / REPORT
         finally:
-            with anyio.move_on_after(TEAR_DOWN_S, shield=True):
-                session = None if process is None else process.pid
-                survivors = await to_thread.run_sync(lambda: kill_marked(marker, session=session, deadline_s=KILL_S))
+            with anyio.move_on_after(END_S, shield=True):
+                survivors = await to_thread.run_sync(partial(_kill, marker, process))
                 if process is not None:
                     await process.aclose()
-                await to_thread.run_sync(remove_tree, folder)
+            await discard(folder, within_s=REMOVE_S)
         if survivors:
             raise SandboxError(f"{command.sandbox_id}: processes {survivors} of its container cannot be killed")
 
@@ -153,6 +157,13 @@ class Container:
         if text:
             raise SandboxError(f"{command.sandbox_id}: {self.name}: init failed: {cause}")
         raise SandboxError(f"{command.sandbox_id}: {self.name} did not start: {cause}. {self.backend.remedy}")
+
+
+def _kill(marker: str, process: Process | None) -> list[int]:
+    """End all of a container; those that would not go."""
+    if process is None:
+        return kill_marked(marker, deadline_s=KILL_S, quiet_s=QUIET_S)
+    return kill_marked(marker, session=process.pid, deadline_s=KILL_S)
 
 
 class Tail:

@@ -12,9 +12,15 @@ import httpx2
 
 from clawhpc.errors import UserError
 from clawhpc.harness.base import WireName
-from clawhpc.records import CallRole, Conversation, ExecResult, LaunchPlan
+from clawhpc.proxy.respond import Responder
+from clawhpc.records import CallRole, Conversation, ExecResult, LaunchPlan, Limits, RolloutRecord, TaskSpec
+from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import PROXY_URL, SandboxCommand
+from tests.fakes.caller import policy
+from tests.fakes.engine import FakeEngine, replies
+from tests.fakes.records import make_group, make_task
 
+LIMITS = Limits(deadline_s=30.0, reserve_s=10.0, settle_s=0.1)
 OK = ExecResult(exit_code=0, stdout_tail="1\n", stderr_tail="", wall_s=0.1, cpu_s=0.05, timed_out=False)
 
 Program = Callable[[SandboxCommand], Awaitable[ExecResult]]
@@ -89,3 +95,37 @@ async def ask(command: SandboxCommand, *words: str) -> int:
 async def one_call(command: SandboxCommand) -> ExecResult:
     assert await ask(command, "hello") == 200
     return OK
+
+
+def parts_of(tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None = None, **limits: float) -> RolloutParts:
+    return RolloutParts(
+        sandbox=sandbox,
+        harness=FakeHarness(),
+        responder=responder or policy(FakeEngine(replies("one", "two", "three"))),
+        scratch=tmp_path,
+        limits=replace(LIMITS, **limits),
+        model="policy",
+        context_window=1000,
+        max_output_tokens=20,
+        worker_id="w0",
+        now=lambda: 1_790_000_000.0,
+    )
+
+
+def plan_of(task: TaskSpec | None = None) -> RolloutPlan:
+    return RolloutPlan(group=make_group(task=task or make_task()), sample=1, temperature=0.7)
+
+
+async def roll(
+    tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None = None, **limits: float
+) -> RolloutRecord:
+    """One rollout, which leaves nothing in the scratch folder."""
+    with anyio.fail_after(60):
+        record = await run_rollout(plan_of(), parts_of(tmp_path, sandbox, responder, **limits))
+    assert list(tmp_path.iterdir()) == []
+    return record
+
+
+def workspace_of(command: SandboxCommand) -> Path:
+    """The folder of the host that `command` may write."""
+    return next(mount.source for mount in command.mounts if mount.writable)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.ledger import Ledger, remove_tree
+from clawhpc.ledger import Ledger, kill_marked, remove_tree
 from clawhpc.ledger.reap import read_processes, unmount_below
+from tests.fakes.trees import nest
 from tests.sandbox_parts import running, seconds_until_gone
 
 PROMISE_S = 10.0
@@ -193,15 +194,61 @@ def test_a_mount_below_scratch_is_detached_and_not_emptied(ledger_root: Path, tm
     unmount_below(ledger_root)
 
 
-def test_folders_without_permissions_are_removed(tmp_path: Path) -> None:
-    deep = tmp_path / "tree" / "a" / "b"
-    deep.mkdir(parents=True)
-    (deep / "file").write_text("x")
-    (deep / "link").symlink_to(tmp_path)
-    for folder in (deep, deep.parent):
-        folder.chmod(0)
+LEVELS = 3000
+"""Of folders in folders: Python's recursion ends at 1000, a path at 4096 bytes."""
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o000])
+def test_a_tree_of_any_depth_and_permissions_is_removed(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "-rf").write_text("x")
+    (tmp_path / "tree" / "link").symlink_to(tmp_path)
+    nest(tmp_path / "tree", LEVELS, mode=mode)
+    (tmp_path / "tree").chmod(mode)
+    (tmp_path / "precious").touch()
     remove_tree(tmp_path / "tree")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_deep_tree_of_a_killed_owner_is_removed_by_the_next(start: Start, ledger_root: Path) -> None:
+    owner = start("processes")
+    (scratch,) = (path for path in ledger_root.iterdir() if path.is_dir())
+    nest(scratch, LEVELS)
+    (watchdog,) = watchdogs(ledger_root)
+    os.kill(watchdog, signal.SIGKILL)
+    kill(owner)
+    with Ledger.open(ledger_root):
+        assert not scratch.exists()
+    assert is_empty(ledger_root)
+
+
+def test_what_cannot_be_cleared_away_is_told_and_in_nobodys_way(
+    ledger_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (ledger_root / "dead.lock").mkdir()  # no lock can be taken on it
+    with Ledger.open(ledger_root) as ledger:
+        assert ledger.scratch.is_dir()
+    assert "dead.lock: left by an owner that died, and cannot be cleared away" in caplog.text
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(20,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall(60, 0)  # exit: of this thread alone
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_killed_too() -> None:
+    """It looks dead. So does, for a moment, one of which another thread calls exec, as Apptainer does."""
+    command = [sys.executable, "-c", MAIN_THREAD_ENDS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        state = Path(f"/proc/{process.pid}/stat")
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert kill_marked("nobody carries this", session=process.pid, deadline_s=5) == []
+        assert process.wait(5) == -signal.SIGKILL
 
 
 def test_a_root_that_others_may_enter_is_refused(ledger_root: Path) -> None:

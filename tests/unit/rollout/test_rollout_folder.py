@@ -1,0 +1,97 @@
+"""The folder of a rollout: made, filled and gone within the rollout's time, whatever is in it (law 5)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from clawhpc.records import ExecResult, Outcome
+from clawhpc.rollout import run_rollout
+from clawhpc.sandbox.base import SandboxCommand
+from tests.fakes.records import make_task
+from tests.fakes.rollout import FakeSandbox, one_call, parts_of, plan_of, roll, succeed, workspace_of
+from tests.fakes.trees import nest
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+async def test_folders_that_the_harness_locked_are_removed_all_the_same(tmp_path: Path, mode: int) -> None:
+    async def lock(command: SandboxCommand) -> ExecResult:
+        inner, outer = workspace_of(command) / "deep" / "deeper", workspace_of(command) / "deep"
+        inner.mkdir(parents=True)
+        (outer / "link").symlink_to("/etc")
+        for folder in (inner, outer):
+            folder.chmod(mode)
+        return await one_call(command)
+
+    assert (await roll(tmp_path, FakeSandbox(lock))).outcome is Outcome.COMPLETED
+    assert Path("/etc").exists()
+
+
+async def is_emptied(folder: Path) -> bool:
+    """Sooner or later: a busy machine goes on removing in the background."""
+    with anyio.move_on_after(60):
+        while list(folder.iterdir()):
+            await anyio.sleep(0.05)
+    return not list(folder.iterdir())
+
+
+async def test_a_workspace_too_deep_for_recursion_is_removed(tmp_path: Path) -> None:
+    async def dig(command: SandboxCommand) -> ExecResult:
+        nest(workspace_of(command), 3000)
+        return await one_call(command)
+
+    record = await run_rollout(plan_of(), parts_of(tmp_path, FakeSandbox(dig)))
+    assert record.outcome is Outcome.COMPLETED
+    assert await is_emptied(tmp_path)
+
+
+async def test_a_workspace_that_takes_long_to_remove_does_not_hold_up_its_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rm").write_text('#!/bin/sh\nsleep 1\nexec /bin/rm "$@"\n')
+    (tmp_path / "rm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("clawhpc.rollout.TEARDOWN_S", 0.1)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    record = await run_rollout(plan_of(), parts_of(scratch, FakeSandbox(one_call)))
+    assert record.outcome is Outcome.COMPLETED
+    assert 0.1 <= record.timings.teardown_s < 0.9
+    assert await is_emptied(scratch)
+
+
+async def test_inputs_that_take_long_to_copy_do_not_hold_up_the_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, go_on = [], threading.Event()
+
+    def copy_slowly(source: str, target: str) -> None:
+        copied.append(source)
+        go_on.wait(20)
+
+    monkeypatch.setattr("clawhpc.rollout.shutil.copy2", copy_slowly)
+    inputs, scratch = tmp_path / "inputs", tmp_path / "scratch"
+    for folder in (inputs, scratch):
+        folder.mkdir()
+    for number in range(3):
+        (inputs / str(number)).touch()
+    plan = plan_of(replace(make_task(), input_dir=str(inputs)))
+    with anyio.fail_after(10):
+        record = await run_rollout(plan, parts_of(scratch, FakeSandbox(succeed), deadline_s=10.3, reserve_s=10.0))
+    assert (record.outcome, record.detail) == (Outcome.SANDBOX_FAILED, "boot: the deadline of the rollout passed")
+    go_on.set()
+    assert list(scratch.iterdir()) == []
+    assert len(copied) == 1
+
+
+async def test_a_scratch_folder_that_cannot_be_written_is_an_outcome(tmp_path: Path) -> None:
+    record = await run_rollout(plan_of(), parts_of(tmp_path / "missing", FakeSandbox(one_call)))
+    assert record.outcome is Outcome.SANDBOX_FAILED
+    assert "missing" in record.detail
