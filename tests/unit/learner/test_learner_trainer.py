@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,97 +14,27 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.engine.render import count_token_ids
-from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
-from clawhpc.learner.batch import TreeBatch
 from clawhpc.learner.callbacks import list_checkpoints
-from clawhpc.learner.data import rl_source, sequence_tree
-from clawhpc.learner.losses import Sums
-from clawhpc.learner.module import GrpoModule
-from clawhpc.learner.policy import create_policy, load_policy
-from clawhpc.learner.settings import LearnerSettings, PolicySettings
-from clawhpc.learner.tokenizer import train_tokenizer
-from clawhpc.learner.trainer import LearnerPaths, _fit, fit_rl, fit_sft
+from clawhpc.learner.data import sequence_tree
+from clawhpc.learner.policy import load_policy
+from clawhpc.learner.trainer import LearnerPaths, fit_sft
 from clawhpc.paths import RunPaths
-from clawhpc.records import CallRecord, RolloutRecord, Verdict
-from clawhpc.store import read_policy
+from clawhpc.records import RolloutRecord, Verdict
 from clawhpc.tree.nodes import CallTree
-from tests.fakes.disk import largest_file
+from tests.fakes.learner_campaign import (
+    NUM_STEPS,
+    SETTINGS,
+    Campaign,
+    Killed,
+    equal,
+    rollouts,
+    rows_of,
+    with_logprobs,
+)
 from tests.fakes.records import make_group, make_record
 from tests.fakes.session import Session
-
-SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, ffn_size=32)
-SETTINGS = LearnerSettings(lr=1e-2, warmup_steps=1, epochs=2, token_budget=200, wandb="disabled")
-NUM_STEPS = 4
-
-
-class Killed(BaseException):
-    """As SIGKILL: nothing that handles errors may handle it."""
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    train_tokenizer(["write kiwi to apple.txt"] * 3, folder / "tokenizer", vocab_size=280)
-    return Path(create_policy(folder / "start", folder / "tokenizer", SMALL, seed=0).path)
-
-
-def rollouts(step: int) -> list[RolloutRecord]:
-    """Two groups of two rollouts, each of two calls; the same for the same step."""
-    rng = random.Random(step)
-    records = []
-    for task in ("a", "b"):
-        group = make_group(task, step=step)
-        for sample in range(2):
-            session = Session()
-            first = session.call((1, 2, 3, 4), reply=(rng.randrange(250), rng.randrange(250)))
-            session.call((1, 2, 3, 4), first, (9, 8), reply=(rng.randrange(250),))
-            records.append(make_record(group, sample, rng.choice([0.0, 0.5, 1.0]), calls=tuple(session.calls)))
-    return records
-
-
-@dataclass
-class Campaign:
-    """What a campaign does around the learner: collect, say where policies go, die."""
-
-    run: RunPaths
-    collect: Callable[[int], Sequence[RolloutRecord] | None] = rollouts
-    settings: LearnerSettings = SETTINGS
-    num_steps: int = NUM_STEPS
-    kill_when: Callable[[str, int], bool] = lambda event, step: False
-    events: list[tuple[str, int]] = field(default_factory=list)
-
-    def train(self, policy: Path) -> dict[str, torch.Tensor]:
-        last = fit_rl(
-            self.settings,
-            GroupCreditSettings(),
-            policy=policy,
-            num_steps=self.num_steps,
-            collect=self._collect,
-            policy_folder=self._policy_folder,
-            paths=LearnerPaths(checkpoints=self.run.checkpoints, metrics=self.run.metrics),
-        )
-        return load_file(self.run.policy(last) / "model.safetensors")
-
-    def _collect(self, step: int) -> Sequence[RolloutRecord] | None:
-        self._note("collect", step)
-        assert read_policy(self.run.policy(step)).step == step
-        return self.collect(step)
-
-    def _policy_folder(self, step: int) -> Path:
-        self._note("policy", step)
-        return self.run.policy(step)
-
-    def _note(self, event: str, step: int) -> None:
-        self.events.append((event, step))
-        if self.kill_when(event, step):
-            raise Killed
-
-
-def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_each_step_is_collected_after_its_policy_is_published_and_not_before(policy: Path, tmp_path: Path) -> None:
@@ -215,99 +143,11 @@ def test_a_step_without_anything_to_learn_changes_no_bit(
     assert equal(one, three)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What must not reach a file
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class Faulty(GrpoModule):
-    """The loss of every update but the first is not a number."""
-
-    def row_loss(self, row: TreeBatch, learner_logprobs_N: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-        loss, sums = super().row_loss(row, learner_logprobs_N)
-        first = bool((learner_logprobs_N.detach() == row.old_logprobs_BT[row.sampled_BT]).all())
-        return (loss if first else loss * math.nan), sums
-
-
-def test_an_update_whose_gradient_is_not_finite_leaves_no_trace_and_is_counted(policy: Path, tmp_path: Path) -> None:
-    weights = []
-    for module in (Faulty(SETTINGS, policy, 1), GrpoModule(replace(SETTINGS, epochs=1), policy, 1)):
-        paths = LearnerPaths(checkpoints=tmp_path / type(module).__name__, metrics=tmp_path / type(module).__name__)
-        _fit(module, rl_source(rollouts, SETTINGS, GroupCreditSettings()), paths, publish=None, names=())
-        weights.append(module.model.state_dict())
-    assert equal(*weights)
-    with (tmp_path / "Faulty" / "metrics.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert (float(row["train/skipped_updates"]), math.isfinite(float(row["train/grad_norm"]))) == (1.0, True)
-
-
-def test_a_step_without_a_finite_gradient_ends_the_fit_before_anything_is_written(policy: Path, tmp_path: Path) -> None:
-    def poisoned(step: int) -> list[RolloutRecord]:
-        return [replace(record, calls=(with_logprobs(record.calls[0], (math.nan,) * 2),)) for record in rollouts(step)]
-
-    campaign = Campaign(RunPaths(tmp_path), collect=lambda step: rollouts(step) if step < 2 else poisoned(step))
-    with pytest.raises(UserError, match=r"step 2: none of its 2 updates has a finite gradient.*learner\.lr"):
-        campaign.train(policy)
-    assert list_checkpoints(campaign.run.checkpoints)[-1].name == "step-000001.ckpt"
-    assert not campaign.run.policy(3).exists()
-    assert [row["step"] for row in rows_of(campaign.run)] == ["0", "1"]
-    campaign.collect = rollouts
-    assert equal(campaign.train(policy), Campaign(RunPaths(tmp_path / "whole")).train(policy))
-
-
-def test_a_checkpoint_that_does_not_fit_on_the_disk_is_told_with_its_path_and_leaves_no_part(
-    policy: Path, tmp_path: Path
-) -> None:
-    campaign, size = Campaign(RunPaths(tmp_path)), (policy / "model.safetensors").stat().st_size
-    with largest_file(2 * size), pytest.raises(OSError, match=r"File too large: '.*step-000000\.ckpt'"):
-        campaign.train(policy)  # a checkpoint also has the two moments of every weight
-    assert list(campaign.run.checkpoints.iterdir()) == []
-    assert campaign.run.policy(0).exists()
-
-
-def test_a_checkpoint_is_written_nowhere_but_in_its_folder(policy: Path, tmp_path: Path) -> None:
-    campaign = Campaign(RunPaths(tmp_path / "run"), num_steps=1)
-    tempfile_folder, tempfile.tempdir = tempfile.tempdir, str(tmp_path / "nowhere")
-    try:
-        campaign.train(policy)
-    finally:
-        tempfile.tempdir = tempfile_folder
-    assert len(list_checkpoints(campaign.run.checkpoints)) == 1
-
-
-def test_what_a_kill_has_left_is_removed_when_the_fit_goes_on(policy: Path, tmp_path: Path) -> None:
-    campaign = Campaign(RunPaths(tmp_path), num_steps=1)
-    half_policy = campaign.run.policies / ".step-000001.0123abcd.part"
-    half_checkpoint = campaign.run.checkpoints / "step-000000.part"
-    for path in (half_policy / "model.safetensors", half_checkpoint):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"half")
-    campaign.train(policy)
-    assert not half_policy.exists()
-    assert not half_checkpoint.exists()
-
-
-def test_a_policy_that_a_crash_has_cut_short_is_published_again(policy: Path, tmp_path: Path) -> None:
-    whole = Campaign(RunPaths(tmp_path / "whole")).train(policy)
-    killed = Campaign(RunPaths(tmp_path / "killed"), kill_when=lambda *now: now == ("collect", 2))
-    with pytest.raises(Killed):
-        killed.train(policy)
-    (killed.run.policy(2) / "model.safetensors").write_bytes(b"half")
-    killed.kill_when = lambda *now: False
-    assert equal(killed.train(policy), whole)
-    load_policy(killed.run.policy(2))
-
-
 def test_bf16_trains_too(policy: Path, tmp_path: Path) -> None:
     campaign = Campaign(RunPaths(tmp_path), settings=replace(SETTINGS, precision="bf16-mixed"), num_steps=1)
     weights = campaign.train(policy)
     assert not equal(weights, load_file(policy / "model.safetensors"))
     assert all(weight.isfinite().all() for weight in weights.values())
-
-
-def rows_of(run: RunPaths) -> list[dict[str, str]]:
-    with (run.metrics / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_the_log_has_one_row_per_step_also_after_a_kill(policy: Path, tmp_path: Path) -> None:
@@ -383,11 +223,6 @@ def next_logprobs(model: PreTrainedModel, prompt: tuple[int, ...], num_token_ids
     layout = TreeLayout.chain(len(prompt))
     logits = model(input_ids=torch.tensor([prompt]), use_cache=False, tree_layout=layout).logits[0, -1]
     return logits[:num_token_ids].log_softmax(-1)
-
-
-def with_logprobs(call: CallRecord, logprobs: tuple[float, ...]) -> CallRecord:
-    assert call.tokens is not None
-    return replace(call, tokens=replace(call.tokens, sampling_logprobs=logprobs))
 
 
 def test_reinforcement_learning_raises_the_reward_of_what_its_own_policy_draws(policy: Path, tmp_path: Path) -> None:
