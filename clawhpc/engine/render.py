@@ -118,11 +118,12 @@ class TextTokenizer:
         return (*ids, *self._encode_letters(text[position:]))
 
     def _encode_letters(self, text: str) -> Ids:
-        return self._letters.encode(text, add_special_tokens=False).ids if text else []
+        """A batch of one: other threads go on meanwhile, which `encode` would not let them do."""
+        return self._letters.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
 
 class ChatRenderer:
-    """The chat format of one policy. Nothing in it waits; to be shared by the tasks of one thread."""
+    """The chat format of one policy. Nothing in it waits; several threads may share it."""
 
     def __init__(self, folder: Path, *, renderer: str, thinking: bool) -> None:
         """`folder`: with the policy's tokenizer.json. `renderer`: a name that `renderers` knows, such as `qwen3`."""

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
+from clawhpc.errors import ungrouped
 from clawhpc.proxy.respond import Responder
 from clawhpc.proxy.server import serve
 from clawhpc.proxy.session import Classify, Session
@@ -34,7 +34,7 @@ class ProxySettings:
     keep_alive_s: float = 8.0
     """Between the events of a silent stream. The strictest harness seen gives up after 90 s; 10 s is usual."""
     max_body_bytes: int = 64 * 2**20
-    """Of a request; one that is larger gets 413. A history of a million tokens has about 4 MiB."""
+    """Of a request; one that is larger gets 413. Most windows allow less: `Session.max_bytes`."""
     shutdown_s: float = 2.0
     """How long answers may still be written after the session has ended."""
     model: str = "policy"
@@ -57,26 +57,15 @@ async def open_session(
     Raises `ProxyError` when the socket cannot be made.
     """
     settings = settings or ProxySettings()
-    async with _own_tasks() as tasks:
-        session = Session(responder=responder, classify=classify, limits=limits, seed=seed, tasks=tasks, now=now)
-        async with serve(build_app(session, settings), socket, shutdown_s=settings.shutdown_s):
-            try:
-                yield session
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await session.settle(0.0)
-
-
-@asynccontextmanager
-async def _own_tasks() -> AsyncIterator[TaskGroup]:
-    """A task group out of which the exception of the block comes as it is: anyio would wrap it in a group."""
-    try:
+    with ungrouped():
         async with anyio.create_task_group() as tasks:
-            yield tasks
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        raise group.exceptions[0] from group.exceptions[0].__cause__
+            session = Session(responder=responder, classify=classify, limits=limits, seed=seed, tasks=tasks, now=now)
+            async with serve(build_app(session, settings), socket, shutdown_s=settings.shutdown_s):
+                try:
+                    yield session
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await session.settle(0.0)
 
 
 def build_app(session: Session, settings: ProxySettings) -> ASGIApp:
@@ -96,12 +85,14 @@ def build_app(session: Session, settings: ProxySettings) -> ASGIApp:
 
 async def _answer(session: Session, settings: ProxySettings, protocol: WireProtocol, request: Request) -> ASGIApp:
     try:
-        wire = protocol.parse_request(await _read_body(request, settings.max_body_bytes))
-        call = session.open_call(
+        body = await _read_body(session, settings, request)
+        wire = protocol.parse_request(body)
+        call = await session.open_call(
             protocol=protocol.name,
             conversation=wire.conversation,
             headers=request.headers,
             fingerprint=wire.fingerprint,
+            num_bytes=len(body),
         )
     except WireError as error:
         return error_response(protocol, error)
@@ -125,8 +116,9 @@ async def _answer(session: Session, settings: ProxySettings, protocol: WireProto
 
 async def _count_tokens(session: Session, settings: ProxySettings, protocol: Anthropic, request: Request) -> Response:
     try:
-        wire = protocol.parse_request(await _read_body(request, settings.max_body_bytes))
-        return json_response({"input_tokens": session.count_tokens(wire.conversation)})
+        body = await _read_body(session, settings, request)
+        wire = protocol.parse_request(body)
+        return json_response({"input_tokens": await session.count_tokens(wire.conversation, len(body))})
     except WireError as error:
         return error_response(protocol, error)
 
@@ -140,15 +132,22 @@ async def _probe(request: Request) -> Response:
     return Response()
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(session: Session, settings: ProxySettings, request: Request) -> bytes:
+    """The whole body, if it can fit the window. One that cannot is received all the same, or its sender would not
+    look for the answer; nothing of it is kept.
+    """
     chunks: list[bytes] = []
     num_bytes = 0
     try:
         async for chunk in request.stream():
             num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {max_bytes} bytes")
-            chunks.append(chunk)
+            if num_bytes > settings.max_body_bytes:
+                raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {settings.max_body_bytes} bytes")
+            if num_bytes <= session.max_bytes:
+                chunks.append(chunk)
+            else:
+                chunks.clear()
     except ClientDisconnect as error:
         raise WireError(ErrorKind.INVALID, "the connection was closed before the whole body had arrived") from error
+    session.refuse_unread(num_bytes)
     return b"".join(chunks)

@@ -37,12 +37,14 @@ class OpenCall:
     started: float
     """By the event loop's clock, like `ended` below."""
     prompt: Prompt | None = None
-    """None when it does not fit the window."""
+    """None until it is `prepared`, and when it does not fit the window."""
     response: Response | None = None
     error: WireError | None = None
     """What the harness hears when there is no response."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Around the draw."""
+    """Around rendering and draw."""
+    prepared: anyio.Event = field(default_factory=anyio.Event)
+    """Set when there is a prompt or an error."""
     done: anyio.Event = field(default_factory=anyio.Event)
     """Set when there is a response or an error."""
 

@@ -1,7 +1,7 @@
 """What answers a call: the policy behind the engine, or a script.
 
-Answering has two stages. `prepare` turns the conversation into a prompt without waiting for anything, so that the true
-number of input tokens, and a prompt that does not fit, are known before the first byte is sent. `respond` draws.
+Answering has two stages. `prepare` turns the conversation into a prompt, so that the true number of input tokens, and a
+prompt that does not fit, are known before the first byte is sent. `respond` draws.
 """
 
 from __future__ import annotations
@@ -73,10 +73,15 @@ class Response:
 class Responder(Protocol):
     """Answers the calls of any number of sessions."""
 
+    @property
+    def context_window(self) -> int | None:
+        """Tokens that prompt and completion may have together; None when no tokens are involved."""
+        ...
+
     def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
         """The prompt; `recorded` gives the ids of the replies that stand in it, by index into the messages.
 
-        Raises `ContextOverflow`.
+        Waits for nothing, and may be called from several threads at once. Raises `ContextOverflow`.
         """
         ...
 
@@ -107,6 +112,11 @@ class PolicyResponder:
     engine: Engine
     renderer: ChatRenderer
     sampling: PolicySampling
+
+    @property
+    def context_window(self) -> int:
+        """The campaign's."""
+        return self.sampling.context_window
 
     def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
         """Render. A prompt that leaves no room for one token does not fit."""
@@ -156,6 +166,7 @@ class ScriptedResponder:
     """Answers from a function, in text only: the oracle of a cold start. RL refuses its records."""
 
     script: Callable[[Conversation], Reply]
+    context_window: None = None
 
     def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
         """The conversation as it is."""

@@ -79,6 +79,9 @@ async def _hang_up(state: ServerState, shutdown_s: float) -> None:
     for connection in tuple(state.connections):
         connection.transport.abort()
     await _answered(state, shutdown_s)
+    for task in tuple(state.tasks):  # it waits for a thread, whose work nobody wants any more
+        task.cancel()
+    await _answered(state, shutdown_s)
 
 
 async def _answered(state: ServerState, timeout_s: float) -> None:

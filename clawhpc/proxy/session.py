@@ -3,21 +3,26 @@
 A call lives on its own, not on the connection that asked for it. The same request that comes again while the call is
 open joins it; after an answer that never reached the harness, it gets that answer: no reply is paid for twice because a
 connection broke. The same request after a delivered answer is a new call.
+
+A request is matched and numbered at once, in order of arrival. A long one is rendered in a thread, from what was known
+when it was matched: the loop, which all rollouts of a worker share, goes on meanwhile.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from clawhpc.errors import BoundaryError, ProxyError, boundary
 from clawhpc.proxy.record import CallMemory, OpenCall
-from clawhpc.proxy.respond import Draw, Responder
+from clawhpc.proxy.respond import Draw, Prompt, Responder
 from clawhpc.records import CallRecord, CallRole, Conversation, Limits
 from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
 
@@ -28,6 +33,12 @@ MAX_OVERFLOWS = 3
 """A harness compacts when a prompt does not fit; one that sends a third such prompt is not helped by it."""
 CANCELLED = "cancelled"
 """`CallRecord.failure` of a call that was still open when its session was settled."""
+BYTES_PER_TOKEN = 64
+"""More than a token of any text has. What has more than that for each token of the window does not fit, unread."""
+ALWAYS_READ_BYTES = 2**20
+"""However small the window: a request is not text alone."""
+RENDERED_HERE_BYTES = 2**15
+"""A shorter request is rendered in less than 40 ms, if nothing of it is known; a thread would not be worth it."""
 CANCEL_S = 5.0
 """How long the engine has to let go of cancelled calls."""
 
@@ -59,6 +70,8 @@ class Session:
         self._memory = CallMemory()
         self._undelivered: dict[tuple[object, ...], OpenCall] = {}
         self._in_flight: dict[int, OpenCall] = {}
+        self._renderer = anyio.CapacityLimiter(1)
+        """One thread for each session: no harness can keep more than that busy."""
         self._num_calls = self._num_sampled = self._num_overflows = 0
         self._ended = False
         self._stopped = anyio.Event()
@@ -71,33 +84,54 @@ class Session:
         """Return when a limit is reached or a part has failed: the harness need not run on."""
         await self._stopped.wait()
 
-    def open_call(
-        self, *, protocol: str, conversation: Conversation, headers: Mapping[str, str], fingerprint: bytes
-    ) -> OpenCall:
-        """The call that answers this request: a new one, or the one that the same request opened before.
+    @property
+    def max_bytes(self) -> float:
+        """Of a request that may fit the window."""
+        window = self._responder.context_window
+        return math.inf if window is None else max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * window)
 
-        `fingerprint` is equal for equal requests. Raises `WireError`.
+    def refuse_unread(self, num_bytes: int) -> None:
+        """Raise `ContextOverflow` for a request of more than `max_bytes`. It counts as one that was read."""
+        window = self._responder.context_window
+        if window is not None and num_bytes > self.max_bytes:
+            self._note_overflow()
+            raise ContextOverflow(num_bytes // BYTES_PER_TOKEN, window)
+
+    async def open_call(
+        self,
+        *,
+        protocol: str,
+        conversation: Conversation,
+        headers: Mapping[str, str],
+        fingerprint: bytes,
+        num_bytes: int,
+    ) -> OpenCall:
+        """The call that answers this request, with its prompt: a new one, or that which the same request opened before.
+
+        `fingerprint` is equal for equal requests; `num_bytes`: of the request. Raises `WireError`.
         """
         self._refuse_after_end()
         with self._failures_stop("reading the role of a call"):
             role, kept = self._classify(headers, conversation)
         key = (protocol, fingerprint, *sorted(kept.items()))
-        if key in self._undelivered:
-            return self._undelivered[key]
-        self._refuse_beyond_limits()
-        call = self._new_call(key, protocol, conversation, role, kept)
-        self._prepare(call)
-        self._undelivered[key] = self._in_flight[call.call_id] = call
-        self._tasks.start_soon(self._draw, call)
+        call = self._undelivered.get(key)
+        if call is None:
+            self._refuse_beyond_limits()
+            call = self._new_call(key, protocol, conversation, role, kept)
+            self._tasks.start_soon(self._carry_out, call, num_bytes)
+        await call.prepared.wait()
+        if call.prompt is None:
+            assert call.error is not None, "a call without a prompt has failed"
+            raise call.error
         return call
 
-    def count_tokens(self, conversation: Conversation) -> int:
+    async def count_tokens(self, conversation: Conversation, num_bytes: int) -> int:
         """How many tokens the engine would receive. Nothing is recorded. Raises `WireError`."""
         self._refuse_after_end()
         try:
             with self._failures_stop("counting tokens"):
                 _, matched = self._memory.match(conversation)
-                return self._responder.prepare(conversation, self._memory.recorded_replies(matched)).num_tokens
+                return (await self._prepare(conversation, matched, num_bytes)).num_tokens
         except ContextOverflow as overflow:
             return overflow.num_tokens
 
@@ -148,9 +182,8 @@ class Session:
         headers: dict[str, str],
     ) -> OpenCall:
         history, matched = self._memory.match(conversation)
-        self._num_calls += 1
-        return OpenCall(
-            call_id=self._num_calls - 1,
+        call = OpenCall(
+            call_id=self._num_calls,
             key=key,
             protocol=protocol,
             conversation=conversation,
@@ -161,30 +194,38 @@ class Session:
             received_at=self._now(),
             started=anyio.current_time(),
         )
+        self._num_calls += 1
+        self._undelivered[key] = self._in_flight[call.call_id] = call
+        return call
 
-    def _prepare(self, call: OpenCall) -> None:
-        try:
-            with self._failures_stop(f"rendering call {call.call_id}"):
-                recorded = self._memory.recorded_replies(call.matched)
-                call.prompt = self._responder.prepare(call.conversation, recorded)
-        except WireError as error:
-            self._give_up(call, error)
-            raise
+    async def _prepare(self, conversation: Conversation, matched: Mapping[int, int], num_bytes: int) -> Prompt:
+        """The prompt. Cancelled, it leaves its thread to end by itself."""
+        recorded = self._memory.recorded_replies(matched)
+        if num_bytes <= RENDERED_HERE_BYTES:
+            return self._responder.prepare(conversation, recorded)
+        return await to_thread.run_sync(
+            self._responder.prepare, conversation, recorded, limiter=self._renderer, abandon_on_cancel=True
+        )
 
     # -----------------------------------------------------------------------------------------------------------------
     # From a prompt to a record
     # -----------------------------------------------------------------------------------------------------------------
 
-    async def _draw(self, call: OpenCall) -> None:
+    async def _carry_out(self, call: OpenCall, num_bytes: int) -> None:
         try:
-            with call.scope, self._failures_stop(f"answering call {call.call_id}"):
-                await self._answer(call)
+            with call.scope:
+                with self._failures_stop(f"rendering call {call.call_id}"):
+                    call.prompt = await self._prepare(call.conversation, call.matched, num_bytes)
+                call.prepared.set()
+                with self._failures_stop(f"answering call {call.call_id}"):
+                    await self._answer(call)
         except WireError as error:
             self._give_up(call, error)
         finally:
             if call.response is None and call.error is None:
                 self._give_up(call, WireError(ErrorKind.OVERLOADED, CANCELLED))
             del self._in_flight[call.call_id]
+            call.prepared.set()
             call.done.set()
 
     async def _answer(self, call: OpenCall) -> None:
@@ -205,9 +246,12 @@ class Session:
         self._undelivered.pop(call.key, None)
         self._memory.give_up(call, failure=str(error.__cause__ or error), ended=anyio.current_time())
         if isinstance(error, ContextOverflow):
-            self._num_overflows += 1
-            if self._num_overflows >= MAX_OVERFLOWS:
-                self._stop(limit="context")
+            self._note_overflow()
+
+    def _note_overflow(self) -> None:
+        self._num_overflows += 1
+        if self._num_overflows >= MAX_OVERFLOWS:
+            self._stop(limit="context")
 
     @contextmanager
     def _failures_stop(self, what: str) -> Iterator[None]:

@@ -59,12 +59,18 @@ def tool_result(tool_use_id: str, content: str) -> Body:
     return {"type": "tool_result", "tool_use_id": tool_use_id, "content": content}
 
 
-def open_call(session: Session, *messages: Body, headers: Mapping[str, str] | None = None, **fields: Any) -> OpenCall:
+async def open_call(
+    session: Session, *messages: Body, headers: Mapping[str, str] | None = None, **fields: Any
+) -> OpenCall:
     """Send a request; its answer is not waited for."""
-    body = {"model": "policy", "messages": list(messages), **fields}
-    wire = Anthropic().parse_request(msgspec.json.encode(body))
-    return session.open_call(
-        protocol="anthropic", conversation=wire.conversation, headers=headers or {}, fingerprint=wire.fingerprint
+    body = msgspec.json.encode({"model": "policy", "messages": list(messages), **fields})
+    wire = Anthropic().parse_request(body)
+    return await session.open_call(
+        protocol="anthropic",
+        conversation=wire.conversation,
+        headers=headers or {},
+        fingerprint=wire.fingerprint,
+        num_bytes=len(body),
     )
 
 
@@ -76,7 +82,7 @@ async def ask(
     **fields: Any,
 ) -> Body:
     """Send a request, take its answer, and return it as the message that a harness would send back."""
-    call = open_call(session, *messages, headers=headers, **fields)
+    call = await open_call(session, *messages, headers=headers, **fields)
     with anyio.fail_after(5):
         await call.done.wait()
     if deliver:

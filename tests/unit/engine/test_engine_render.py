@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,6 +197,27 @@ def test_other_tools_make_another_prompt(folder: Path) -> None:
     renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
     one, other = (renderer.render(conversation(user("a"), tools=tools), {}) for tools in ([TOOL], []))
     assert one.prompt_ids != other.prompt_ids
+
+
+def test_a_long_text_is_encoded_beside_other_threads(folder: Path) -> None:
+    text = "def function(value):\n    return value\n" * 10_000
+    encoding = threading.Thread(target=TextTokenizer(folder).encode, args=(text,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 20, "it held the interpreter"
+
+
+def test_threads_that_share_a_renderer_render_what_one_alone_does(folder: Path) -> None:
+    long = [
+        conversation(user(f"{number} lines\n" * 2000), assistant("b"), user("d"), tools=[TOOL]) for number in range(12)
+    ]
+    alone, shared = (ChatRenderer(folder, renderer="qwen3", thinking=False) for _ in range(2))
+    with ThreadPoolExecutor(4) as threads:
+        rendered = list(threads.map(lambda one: shared.render(one, {}), long * 2))
+    assert rendered == [alone.render(one, {}) for one in long] * 2
 
 
 def test_token_ids_are_counted_with_the_control_tokens(folder: Path) -> None:

@@ -17,7 +17,7 @@ from anyio.abc import ByteReceiveStream
 from clawhpc.errors import EngineError, ProxyError
 from clawhpc.proxy.app import ProxySettings, open_session
 from clawhpc.proxy.respond import PolicySampling, Responder, ScriptedResponder
-from clawhpc.proxy.session import Session
+from clawhpc.proxy.session import ALWAYS_READ_BYTES, Session
 from clawhpc.records import Limits, Reply
 from tests.fakes.caller import ROOMY, classify, policy, user
 from tests.fakes.engine import FakeEngine, replies
@@ -29,7 +29,11 @@ QUICK = ProxySettings(keep_alive_s=0.05, shutdown_s=0.5, max_body_bytes=10_000)
 
 @asynccontextmanager
 async def serving(
-    answers: FakeEngine | Responder, folder: Path, *, sampling: PolicySampling = ROOMY
+    answers: FakeEngine | Responder,
+    folder: Path,
+    *,
+    sampling: PolicySampling = ROOMY,
+    settings: ProxySettings = QUICK,
 ) -> AsyncIterator[tuple[Session, httpx2.AsyncClient]]:
     """A session and a client whose base URL is the session's."""
     socket = folder / "p.sock"
@@ -40,7 +44,7 @@ async def serving(
             limits=Limits(),
             seed=0,
             socket=socket,
-            settings=QUICK,
+            settings=settings,
         ) as session,
         client_of(session, socket) as client,
     ):
@@ -149,6 +153,18 @@ async def test_an_overflow_is_an_http_error_also_for_a_stream(tmp_path: Path) ->
         assert response.json()["error"]["message"] == "prompt is too long: 69 tokens > 20 maximum"
         chat = await client.post("/v1/chat/completions", json=anthropic_body("x" * 50, stream=True))
         assert chat.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_body_too_long_for_the_window_is_an_overflow_in_the_protocols_words(tmp_path: Path) -> None:
+    small, roomy = PolicySampling(context_window=20), ProxySettings(shutdown_s=0.5)
+    async with serving(FakeEngine(replies()), tmp_path, sampling=small, settings=roomy) as (session, client):
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            response = await client.post(path, content=b"[" * (3 * ALWAYS_READ_BYTES))
+            assert response.status_code == 400
+            assert "prompt is too long: 49152 tokens > 20 maximum" in response.json()["error"]["message"]
+        chat = await client.post("/v1/chat/completions", content=b"[" * (3 * ALWAYS_READ_BYTES))
+        assert chat.json()["error"]["code"] == "context_length_exceeded"
+        assert (session.limit, session.calls(), session.failure) == ("context", (), None)
 
 
 async def test_the_small_endpoints_answer(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ async def test_the_campaign_chooses_the_sampling_whatever_the_harness_asks_for()
 async def test_the_same_request_joins_the_call_in_flight() -> None:
     engine = FakeEngine(replies("hello"), gate=anyio.Event())
     async with session_of(policy(engine)) as session:
-        first = open_call(session, user("hi"))
-        second = open_call(session, user("hi"))
+        first = await open_call(session, user("hi"))
+        second = await open_call(session, user("hi"))
         assert first is second
         assert engine.gate is not None
         engine.gate.set()
@@ -76,12 +76,12 @@ async def test_an_answer_that_was_never_delivered_is_given_again() -> None:
 async def test_a_late_second_delivery_does_not_end_the_next_call() -> None:
     engine = FakeEngine(replies("hello", "again"))
     async with session_of(policy(engine)) as session:
-        first = open_call(session, user("hi"))
+        first = await open_call(session, user("hi"))
         await first.done.wait()
         session.mark_delivered(first)
-        second = open_call(session, user("hi"))
+        second = await open_call(session, user("hi"))
         session.mark_delivered(first)
-        assert open_call(session, user("hi")) is second
+        assert await open_call(session, user("hi")) is second
         await second.done.wait()
         assert [call.delivered for call in session.calls()] == [True, False]
 
@@ -89,8 +89,8 @@ async def test_a_late_second_delivery_does_not_end_the_next_call() -> None:
 async def test_twin_subagents_with_equal_requests_are_two_calls() -> None:
     engine = FakeEngine(replies("one", "two"))
     async with session_of(policy(engine)) as session:
-        left = open_call(session, user("look"), headers={AGENT_HEADER: "1"})
-        right = open_call(session, user("look"), headers={AGENT_HEADER: "2"})
+        left = await open_call(session, user("look"), headers={AGENT_HEADER: "1"})
+        right = await open_call(session, user("look"), headers={AGENT_HEADER: "2"})
         assert left is not right
         await left.done.wait()
         await right.done.wait()
@@ -101,7 +101,7 @@ async def test_a_call_that_ends_after_a_later_one_is_nobodys_parent_by_mistake()
     slow, fast = anyio.Event(), FakeEngine(lambda prompt: "x")
     async with session_of(policy(fast)) as session:
         fast.gate = slow
-        first = open_call(session, user("same head, first"))
+        first = await open_call(session, user("same head, first"))
         await anyio.wait_all_tasks_blocked()
         fast.gate = None
         await ask(session, user("same head, second"))
@@ -119,7 +119,7 @@ async def test_a_call_that_ends_after_a_later_one_is_nobodys_parent_by_mistake()
 async def test_settling_waits_for_calls_and_then_cancels_them_in_the_engine() -> None:
     engine = FakeEngine(replies("a", "b"), gate=anyio.Event())
     async with session_of(policy(engine)) as session:
-        call = open_call(session, user("hi"))
+        call = await open_call(session, user("hi"))
         await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(2):
             await session.settle(0.01)
@@ -128,14 +128,14 @@ async def test_settling_waits_for_calls_and_then_cancels_them_in_the_engine() ->
         assert (record.reply, record.tokens, record.failure) == (None, None, "cancelled")
         assert call.error is not None
         with pytest.raises(WireError) as caught:
-            open_call(session, user("hi"))
+            await open_call(session, user("hi"))
         assert caught.value.kind is ErrorKind.NOT_FOUND
 
 
 async def test_settling_lets_a_call_end_in_time() -> None:
     engine = FakeEngine(replies("a"), gate=anyio.Event())
     async with session_of(policy(engine)) as session, anyio.create_task_group() as tasks:
-        open_call(session, user("hi"))
+        await open_call(session, user("hi"))
         tasks.start_soon(session.settle, 5.0)
         await anyio.wait_all_tasks_blocked()
         assert engine.gate is not None
@@ -147,7 +147,7 @@ async def test_settling_lets_a_call_end_in_time() -> None:
 async def test_an_engine_failure_is_the_true_cause_and_stops_the_rollout() -> None:
     engine = FakeEngine(replies(EngineError("the engine died")))
     async with session_of(policy(engine)) as session:
-        call = open_call(session, user("hi"))
+        call = await open_call(session, user("hi"))
         with anyio.fail_after(2):
             await session.wait_stopped()
             await call.done.wait()
@@ -156,7 +156,7 @@ async def test_an_engine_failure_is_the_true_cause_and_stops_the_rollout() -> No
         assert call.error.kind is ErrorKind.OVERLOADED
         assert session.calls()[0].failure == "the engine died"
         with pytest.raises(WireError) as caught:
-            open_call(session, user("again"))
+            await open_call(session, user("again"))
         assert caught.value.kind is ErrorKind.OVERLOADED
         assert len(engine.requests) == 1
 
@@ -164,7 +164,7 @@ async def test_an_engine_failure_is_the_true_cause_and_stops_the_rollout() -> No
 async def test_a_request_that_the_engine_gives_up_is_an_engine_failure() -> None:
     engine = FakeEngine(replies(dataclasses.replace(draw((1,), (2, END), 9), finish_reason="cancelled")))
     async with session_of(policy(engine)) as session:
-        await open_call(session, user("hi")).done.wait()
+        await (await open_call(session, user("hi"))).done.wait()
         assert isinstance(session.failure, EngineError)
         assert "gave up" in session.calls()[0].failure
         assert session.calls()[0].tokens is None
@@ -175,7 +175,7 @@ async def test_whatever_else_breaks_is_a_failure_of_the_proxy_and_names_the_call
         raise KeyError("script")
 
     async with session_of(ScriptedResponder(script=broken)) as session:
-        await open_call(session, user("hi")).done.wait()
+        await (await open_call(session, user("hi"))).done.wait()
         assert isinstance(session.failure, ProxyError)
         assert "answering call 0: KeyError" in str(session.failure)
 
@@ -192,7 +192,7 @@ async def test_a_limit_refuses_the_next_call_and_stops_the_rollout(limits: Limit
             await ask(session, user("b"))
         assert session.limit is None
         with pytest.raises(WireError) as caught:
-            open_call(session, user("c"))
+            await open_call(session, user("c"))
         assert caught.value.kind is ErrorKind.LIMIT
         assert session.limit == limit
         with anyio.fail_after(1):
@@ -218,7 +218,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_and_the_third_one_is_a_limi
         for attempt in range(MAX_OVERFLOWS):
             assert session.limit is None
             with pytest.raises(ContextOverflow) as caught:
-                open_call(session, user("x" * 50))
+                await open_call(session, user("x" * 50))
             assert (caught.value.num_tokens, caught.value.maximum) == (69, 40)
             assert session.calls()[attempt].failure == "prompt of 69 tokens, but the window holds 40"
         assert session.limit == "context"
@@ -229,7 +229,7 @@ async def test_an_overflow_that_only_the_engine_sees_counts_too_and_is_tried_ane
     engine = FakeEngine(lambda prompt: PromptTooLong(num_tokens=50, maximum=40))
     async with session_of(policy(engine)) as session:
         for _ in range(MAX_OVERFLOWS):
-            call = open_call(session, user("hi"))
+            call = await open_call(session, user("hi"))
             await call.done.wait()
             assert isinstance(call.error, ContextOverflow)
         assert (session.limit, session.failure) == ("context", None)
@@ -239,14 +239,14 @@ async def test_an_overflow_that_only_the_engine_sees_counts_too_and_is_tried_ane
 async def test_counting_tokens_sees_the_same_prompt_and_records_nothing() -> None:
     engine = FakeEngine(lambda prompt: "abc")
     async with session_of(policy(engine, PolicySampling(context_window=100))) as session:
-        short = open_call(session, user("hi"))
+        short = await open_call(session, user("hi"))
         assert short.prompt is not None
-        assert session.count_tokens(short.conversation) == short.prompt.num_tokens
+        assert await session.count_tokens(short.conversation, 100) == short.prompt.num_tokens
         with pytest.raises(ContextOverflow) as caught:
-            open_call(session, user("x" * 100))
+            await open_call(session, user("x" * 100))
         conversation = short.conversation
         long = type(conversation)(model="m", messages=(Message(role="user", text="x" * 100),))
-        assert session.count_tokens(long) == caught.value.num_tokens
+        assert await session.count_tokens(long, 100) == caught.value.num_tokens
         await short.done.wait()
         assert len(session.calls()) == 2
 

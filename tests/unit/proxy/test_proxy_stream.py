@@ -44,7 +44,7 @@ async def answer(connection: Connection, *, stream: bool) -> list[OpenCall]:
     """Send one answer over `connection`; what was delivered."""
     delivered: list[OpenCall] = []
     async with session_of(policy(FakeEngine(replies("hello")))) as session:
-        call = open_call(session, user("hi"))
+        call = await open_call(session, user("hi"))
         await call.done.wait()
         head = ReplyHead(id="0", model="policy", created=0, input_tokens=0)
         app = Answer(
@@ -75,7 +75,7 @@ async def test_a_stream_ends_when_the_harness_hangs_up_while_the_engine_draws() 
     connection = Connection(lost_after=2)
     async with session_of(policy(engine)) as session:
         app = Answer(
-            call=open_call(session, user("hi")),
+            call=await open_call(session, user("hi")),
             protocol=Anthropic(),
             head=ReplyHead(id="0", model="policy", created=0, input_tokens=0),
             stream=True,
