@@ -166,7 +166,10 @@ class ScriptedResponder:
     """Answers from a function, in text only: the oracle of a cold start. RL refuses its records."""
 
     script: Callable[[Conversation], Reply]
-    context_window: None = None
+
+    @property
+    def context_window(self) -> None:
+        """None: no tokens are involved."""
 
     def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
         """The conversation as it is."""

@@ -14,7 +14,10 @@ from clawhpc.view.page import ViewSettings, write_page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, and the page's path on standard output; 2, and one line that says what to do."""
+    """Exit code 0, and the page's path on standard output; else one line that says what is wrong.
+
+    2 for what the user can mend, such as a folder that is no run; 1 for what the disk refuses.
+    """
     arguments = parse_arguments(argv)
     try:
         paths = existing_run(arguments.run_dir)
@@ -23,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or RunPaths(arguments.run_dir).page}: {error.strerror}\n")
+        return 1
     sys.stdout.write(f"{page}\n")
     return 0
 

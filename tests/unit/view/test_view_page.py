@@ -15,6 +15,7 @@ from clawhpc.paths import RunPaths
 from clawhpc.view.__main__ import latest_policy, load_decode, main, spell_ids
 from clawhpc.view.page import ViewSettings, build_page
 from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.fakes.disk import largest_file
 from tests.fakes.run import HOSTILE, decode, write_run
 
 
@@ -156,6 +157,21 @@ def test_the_command_reads_tokens_with_the_runs_latest_tokenizer(tmp_path: Path)
 def test_the_command_names_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'nothing'}: no such run folder\n"
+
+
+def test_the_command_says_in_one_line_that_the_page_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = write_run(tmp_path, steps=1)
+    paths.page.mkdir()
+    assert main([str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"run\.html.*: Is a directory", line)
+    paths.page.rmdir()
+    with largest_file(1000):
+        assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"{paths.page}: File too large\n"
+    assert not paths.page.exists()
 
 
 def test_ids_are_spelt_when_nothing_decodes_them() -> None:
