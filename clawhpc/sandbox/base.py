@@ -53,7 +53,8 @@ class Sandbox(Protocol):
         """Run `command`; when this returns, raises or is cancelled, every process and mount of its container is gone.
 
         Standard input is empty. Inside there is a loopback network and no other, a process table of its own, a
-        throwaway /tmp, a root file system that cannot be written, and of the host's files those in `mounts`.
+        throwaway /tmp, a root file system that cannot be written, and of the host's files those in `mounts`. Standard
+        output is a socket, and what those printed does not count who outlived the command.
         `timeout_s` counts from the call, the start of the container included; running out of it is a result
         (`timed_out`, exit code 124), not an error. Raises SandboxError when the container, or the program in it, does
         not start.

@@ -31,7 +31,7 @@ COMMAND, REPORT, TMP, VAR_TMP, HOME = "command", "report", "tmp", "var-tmp", "ho
 """What lies in the folder of one run."""
 TAIL_BYTES = 65536
 """Kept of each output stream."""
-REPORT_BYTES = 4096
+REPORT_BYTES = 4096 + init.KEPT_BYTES
 ERROR_CHARS = 400
 """Of what the container program printed, in an error."""
 KILL_S = 8.0
@@ -68,6 +68,8 @@ class Ending:
 
     exit_code: int
     cpu_s: float = 0.0
+    printed: bytes | None = None
+    """The end of its standard output as init vouches for it."""
 
 
 TIMED_OUT = Ending(124)
@@ -97,7 +99,7 @@ class Container:
                 ending = TIMED_OUT if timed_out else self._ending(command, process.returncode, report, errors.text)
         return ExecResult(
             exit_code=ending.exit_code,
-            stdout_tail=output.text,
+            stdout_tail=output.text if ending.printed is None else text_of(ending.printed),
             stderr_tail=errors.text,
             wall_s=anyio.current_time() - started_at,
             cpu_s=ending.cpu_s,
@@ -145,12 +147,14 @@ class Container:
         Init that was killed is the command's own doing (it can kill Apptainer's); all else is a failure of ours.
         """
         assert returncode is not None, "the container program has been waited for"
-        text = report.read_bytes()[:REPORT_BYTES]
+        with report.open("rb") as file:
+            text = file.read(REPORT_BYTES)
         if returncode == 0:
-            outcome = json.loads(text)
+            line, _, printed = text.partition(b"\n")
+            outcome = json.loads(line)
             if "error" in outcome:
                 raise SandboxError(f"{command.sandbox_id}: cannot start {outcome['error']} (inside the sandbox)")
-            return Ending(outcome["exit_code"], outcome["cpu_s"])
+            return Ending(outcome["exit_code"], outcome["cpu_s"], printed)
         if text and (returncode < 0 or returncode > KILLED):
             return Ending(returncode if returncode > 0 else KILLED - returncode)
         cause = f"{errors[-ERROR_CHARS:].strip()} (exit code {returncode})"
@@ -180,8 +184,13 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """As text; what is not UTF-8, or cut at the front, is replaced."""
-        return self._bytes.decode(errors="replace")
+        """What has come so far."""
+        return text_of(self._bytes)
+
+
+def text_of(tail: bytes) -> str:
+    """As text; what is not UTF-8, or cut at the front, is replaced."""
+    return tail.decode(errors="replace")
 
 
 def _mounts(root: Root, command: SandboxCommand, folder: Path) -> list[Mount]:

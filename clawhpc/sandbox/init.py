@@ -2,7 +2,8 @@
 
 Run as `python3 -I -S init.py FD` by whatever interpreter there is inside (3.9 or newer), without other modules.
 Standard input brings the command as JSON. The file behind FD takes the report, over whatever stands there, and not
-before every other process of the container is dead: the command has no last word.
+before every other process of the container is dead: the command has no last word. The report is a line of JSON, and
+after it the end of what the command printed on its standard output.
 """
 
 import ctypes
@@ -11,14 +12,20 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import threading
+from collections import deque
 from contextlib import suppress
 
 PR_SET_CHILD_SUBREAPER = 36
 """Orphans become our children, also where we are not process 1: their CPU time counts, and they can be waited for."""
 CHUNK_BYTES = 65536
 STARTED = b"started"
+KEPT_BYTES = 65536
+"""Of what the command printed, in the report."""
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group that wrote to a socket (unix(7))."""
 
 
 def main() -> None:
@@ -27,9 +34,9 @@ def main() -> None:
     os.pwrite(report, STARTED, 0)
     keep_files_to_ourselves()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    outcome = json.dumps(run(json.load(sys.stdin)))
+    outcome, printed = run(json.load(sys.stdin))
     os.ftruncate(report, 0)
-    os.pwrite(report, outcome.encode(), 0)
+    os.pwrite(report, json.dumps(outcome).encode() + b"\n" + printed, 0)
 
 
 def keep_files_to_ourselves() -> None:
@@ -40,30 +47,73 @@ def keep_files_to_ourselves() -> None:
                 os.set_inheritable(int(name), False)
 
 
-def run(command: dict) -> dict:
-    """Start the command, wait for it, end all that it left."""
+def run(command: dict) -> tuple[dict, bytes]:
+    """Start the command, wait for it, end all that it left. What those printed whom it left does not count."""
     for kind, of_host in command["host_namespaces"].items():
         if os.readlink(f"/proc/self/ns/{kind}") == of_host:  # some clusters switch namespaces off, and say nothing
-            return {"error": f"{command['argv'][0]}: the container has no {kind} namespace of its own"}
+            return {"error": f"{command['argv'][0]}: the container has no {kind} namespace of its own"}, b""
     if command["proxy_socket"]:
         forward(command["proxy_port"], command["proxy_socket"])
+    output = Output()
     try:
-        child = start(command["argv"], command["env"], command["cwd"])
+        child = start(command["argv"], command["env"], command["cwd"], output.sink)
     except OSError as error:
-        return {"error": f"{error.filename or command['argv'][0]}: {error.strerror}"}
+        return {"error": f"{error.filename or command['argv'][0]}: {error.strerror}"}, b""
     status = wait_for(child)
-    kill_others()
+    left = kill_others()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {"exit_code": exit_code(status), "cpu_s": used.ru_utime + used.ru_stime}
+    outcome = {"exit_code": exit_code(status), "cpu_s": used.ru_utime + used.ru_stime}
+    return outcome, output.end_without(left)
 
 
-def start(argv: list[str], env: dict[str, str], cwd: str) -> int:
+class Output:
+    """The command's standard output: handed on as it comes, and its end kept together with who wrote what.
+
+    It is a socket, for which the kernel tells the writer, and which nobody can open through /proc/PID/fd as they can a
+    pipe: what a process was not given, it cannot write to.
+    """
+
+    def __init__(self) -> None:
+        self.source, self.sink = socket.socketpair()
+        self.source.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.pieces: deque[tuple[int, bytes]] = deque()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        """Until nobody has it open any more. The kernel does not join what two processes wrote."""
+        num_kept = 0
+        while True:
+            piece, notes, _, _ = self.source.recvmsg(CHUNK_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+            if not piece:
+                return
+            hand_on(piece)
+            writer, _, _ = CREDENTIALS.unpack(notes[0][2])
+            self.pieces.append((writer, piece))
+            num_kept += len(piece)
+            while num_kept - len(self.pieces[0][1]) >= KEPT_BYTES:
+                num_kept -= len(self.pieces.popleft()[1])
+
+    def end_without(self, writers: set[int]) -> bytes:
+        """The end of what was printed, once all others are dead, without what `writers` wrote."""
+        self.sink.close()
+        self.reader.join()
+        return b"".join(piece for writer, piece in self.pieces if writer not in writers)[-KEPT_BYTES:]
+
+
+def hand_on(piece: bytes) -> None:
+    """Write to our own standard output, all of it."""
+    while piece:
+        piece = piece[os.write(1, piece) :]
+
+
+def start(argv: list[str], env: dict[str, str], cwd: str, output: socket.socket) -> int:
     """The command in a process group of its own (it may signal its group), with signals as a shell would leave them."""
     os.chdir(cwd)
     os.environ["PATH"] = env["PATH"]
-    no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    files = ((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, output.fileno(), 1))
     ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)
-    return os.posix_spawnp(argv[0], argv, env, file_actions=[no_input], setpgroup=0, setsigdef=ignored_by_python)
+    return os.posix_spawnp(argv[0], argv, env, file_actions=files, setpgroup=0, setsigdef=ignored_by_python)
 
 
 def wait_for(child: int) -> int:
@@ -74,14 +124,18 @@ def wait_for(child: int) -> int:
             return status
 
 
-def kill_others() -> None:
-    """End every other process of the container. `kill(-1)` spares process 1 and the caller, and no fork slips by it."""
+def kill_others() -> set[int]:
+    """End every other process of the container, and say which they were.
+
+    `kill(-1)` spares process 1 and the caller, and no fork slips by it.
+    """
+    killed = set()
     while True:
         try:
             os.kill(-1, signal.SIGKILL)
-            os.waitpid(-1, 0)
+            killed.add(os.waitpid(-1, 0)[0])
         except (ProcessLookupError, ChildProcessError):
-            return
+            return killed
 
 
 def exit_code(status: int) -> int:

@@ -2,8 +2,14 @@
 
 What the policy wrote is hostile until proven otherwise. So the verifier starts in a fresh sandbox with an empty HOME
 and no way to the proxy; `<workspace>/reward` is the task's own folder, read-only, whatever the harness put there; links
-that lead into it are gone, for they would pass the expected answer off as the harness's; and the script starts in that
+that lead into it are gone, for they would pass the expected answer off as the harness's; what the harness locked is
+opened, for a script that may not read an answer has no reward to give, where 0 is due; and the script starts in that
 folder, not in the workspace, where a planted `json.py` would be the one that `python3 -c 'import json'` takes.
+
+A script may run programs of the workspace. They share its user, so they can kill it, which is no reward; and where the
+kernel lets a process trace others of its user (kernel.yama.ptrace_scope=0), they can make it print what they like.
+What they cannot: open its standard output through /proc, or have the last word by outliving it (sandbox/init.py). A
+script that judges such programs should not let them inherit its standard output, nor trust files that they may write.
 """
 
 from __future__ import annotations
@@ -21,11 +27,21 @@ from clawhpc.sandbox.base import Mount, Sandbox, SandboxCommand
 from clawhpc.tasks.clawgym import REWARD_FOLDER
 
 RUN_REWARD = """\
-find "$1" -path "$1/reward" -prune -o -type l -exec sh -c '
-    case $(readlink -f -- "$2") in "$1"/reward | "$1"/reward/*) rm -f -- "$2" ;; esac' sh "$1" {} \\;
+find "$1" -path "$1/reward" -prune -o -type d ! -perm -700 -exec chmod u+rwx {} \\; \
+    -o -type f ! -perm -400 -exec chmod u+r {} +
+links() { find "$1" -path "$1/reward" -prune -o -type l -print0; }
+mapfile -d '' names < <(links "$1")
+mapfile -d '' targets < <(links "$1" | xargs -0r realpath -mz --)
+[ ${#names[@]} = ${#targets[@]} ] || targets=()
+for i in "${!names[@]}"; do
+    case ${targets[i]-"$1/reward"} in "$1"/reward | "$1"/reward/*) printf '%s\\0' "${names[i]}" ;; esac
+done | xargs -0r rm -f --
 exec bash "$1/reward/reward.sh"
 """
-"""`$1` is the workspace. The published format runs the script with bash, by its absolute path."""
+"""`$1` is the workspace. The published format runs the script with bash, by its absolute path.
+
+Links are resolved all at once, for a harness may leave a hundred thousand; if one cannot be, none is trusted.
+"""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 TAIL_CHARS = 400
 """Of each output stream, what stands in an error: enough for a traceback's last lines."""
@@ -49,6 +65,7 @@ def make_room(workspace: Path) -> None:
 
     Moving needs no permission for anything inside, removing does.
     """
+    workspace.chmod(0o700)
     reward = workspace / REWARD_FOLDER
     if reward.is_dir() and not reward.is_symlink():
         reward.chmod(0o700)
@@ -62,7 +79,7 @@ def reward_command(task: TaskSpec, workspace: Path, sandbox_id: str) -> SandboxC
     mount = task.workspace_mount
     return SandboxCommand(
         sandbox_id=sandbox_id,
-        argv=("/bin/sh", "-c", RUN_REWARD, "reward", mount),
+        argv=("bash", "-c", RUN_REWARD, "reward", mount),
         env={"LC_ALL": "C.UTF-8"},
         cwd=f"{mount}/{REWARD_FOLDER}",
         mounts=(

@@ -69,6 +69,20 @@ async def test_a_workspace_that_cheats_gets_nothing(
     assert await verify(lay_reward(tmp_path, PUBLISHED_WRAPPER), workspace, sandbox) == 0.0
 
 
+async def test_what_the_harness_locked_is_open_to_the_script_and_hides_nothing_from_it(
+    sandbox: Sandbox, workspace: Path, tmp_path: Path
+) -> None:
+    """Inside, root has no capabilities either."""
+    for name in ("mine", "linked"):
+        (workspace / name).mkdir()
+    (workspace / "mine" / "answer.txt").write_text("41\n")
+    (workspace / "linked" / "answer.txt").symlink_to(f"{WORKSPACE_MOUNT}/reward/expected")
+    for path, mode in (("mine/answer.txt", 0), ("mine", 0), ("linked", 0o500)):
+        (workspace / path).chmod(mode)
+    script = f"cd {WORKSPACE_MOUNT} && grep -q 41 mine/answer.txt && [ ! -e linked/answer.txt ] && echo 1"
+    assert await verify(lay_reward(tmp_path, script), workspace, sandbox) == 1.0
+
+
 async def test_the_script_has_an_empty_home_no_proxy_and_cannot_change_its_own_folder(
     sandbox: Sandbox, workspace: Path, tmp_path: Path
 ) -> None:
@@ -88,3 +102,54 @@ echo 1; exit 3
 async def test_a_script_that_hangs_is_stopped(sandbox: Sandbox, workspace: Path, tmp_path: Path) -> None:
     with pytest.raises(VerifierError, match=r"was stopped after \d s"):
         await verify(lay_reward(tmp_path, "sleep 600"), workspace, sandbox, timeout_s=2.0)
+
+
+FORGER = """
+import os, sys, time
+
+def field(pid, number):
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[number]
+
+def is_script(pid):
+    return b"reward.sh" in open(f"/proc/{pid}/cmdline", "rb").read()
+
+way, when = sys.argv[1:]
+script = os.getppid()
+while not is_script(script) or is_script(int(field(script, 1))):  # the outermost: $(...) is a fork of it
+    script = int(field(script, 1))
+if os.fork():
+    sys.exit()
+os.setsid()
+if way == "proc":
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1), os.dup2(nothing, 2)
+    os.dup2(os.open(f"/proc/{script}/fd/1", os.O_WRONLY), 1)
+if when == "before":
+    time.sleep(0.2)
+else:
+    while field(script, 0) != "Z":
+        pass
+os.write(1, b"1\\n")
+time.sleep(0 if when == "before" else 60)
+"""
+"""A program of the workspace that leaves a process, which prints a reward on the script's standard output: as soon as
+the script has ended, or just before. It gets at the output through /proc, or inherits it."""
+
+
+@pytest.mark.parametrize(("way", "when"), [("proc", "before"), ("proc", "after"), ("inherited", "after")])
+async def test_a_program_of_the_workspace_that_the_script_runs_has_not_the_last_word(
+    sandbox: Sandbox, workspace: Path, tmp_path: Path, way: str, when: str
+) -> None:
+    (workspace / "solve.py").write_text(FORGER)
+    command = f"python3 {WORKSPACE_MOUNT}/solve.py {way} {when}"
+    script = f"out=$({command} 2>&1)" if way == "proc" else command
+    task = lay_reward(tmp_path, f"{script}\necho 0\n{'sleep 0.4' if when == 'before' else ''}\n")
+    for _ in range(4 if when == "after" else 1):
+        assert await verify(task, workspace, sandbox) == 0.0
+
+
+async def test_a_process_that_the_script_leaves_is_no_failure(
+    sandbox: Sandbox, workspace: Path, tmp_path: Path
+) -> None:
+    script = "python3 -m http.server 8000 2>&1 &\n(sleep 60; echo 0) &\necho noise\nsh -c 'echo 0.5'"
+    assert await verify(lay_reward(tmp_path, script), workspace, sandbox) == 0.5

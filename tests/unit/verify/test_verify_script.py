@@ -111,6 +111,39 @@ async def test_other_links_stay(bench: Bench) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o555])
+async def test_a_workspace_that_the_harness_locked_is_verified(bench: Bench, mode: int) -> None:
+    bench.workspace.chmod(mode)
+    assert await bench.verify("echo 0") == 0.0
+
+
+async def test_what_the_harness_locked_is_open_to_the_script(bench: Bench) -> None:
+    inner = bench.workspace / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "answer.txt").write_text("42\n")
+    for path in (inner / "answer.txt", inner, inner.parent):
+        path.chmod(0)
+    assert await bench.verify('grep -q 42 "$(dirname "$0")/../a/b/answer.txt" && echo 1') == 1.0
+
+
+async def test_a_link_into_the_folder_of_the_verifier_is_gone_from_a_locked_folder_too(bench: Bench) -> None:
+    (bench.reward / "expected").write_text("42\n")
+    (bench.workspace / "sub").mkdir()
+    (bench.workspace / "sub" / "answer.txt").symlink_to("../reward/expected")
+    (bench.workspace / "sub").chmod(0o500)
+    assert await bench.verify('cat "$(dirname "$0")/../sub/answer.txt" >/dev/null 2>&1 && echo 1 || echo 0') == 0.0
+
+
+async def test_many_links_do_not_use_up_the_time_of_the_script(bench: Bench) -> None:
+    (bench.reward / "expected").write_text("42\n")
+    for number in range(10_000):
+        (bench.workspace / f"{number}").symlink_to("reward/expected" if number % 2 else "nowhere")
+    assert (
+        await bench.verify('cd "$(dirname "$0")/.." && find . -type l | wc -l >&2; [ -L 0 ] && [ ! -L 1 ] && echo 1')
+        == 1
+    )
+
+
 async def test_a_script_that_hangs_is_a_failure_that_says_how_long_it_had(bench: Bench) -> None:
     with pytest.raises(VerifierError, match=r"reward.sh of t was stopped after 0 s"):
         await bench.verify("sleep 60", timeout_s=0.2)
