@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -33,6 +33,7 @@ EXPERIMENT = "quickstart_full"
 SEEDS = (0, 1, 2)
 CONTROL = ("learner.lr=0",)
 RUNS = Path("runs") / EXPERIMENT
+COLD_STARTS = Path("runs/cold_starts") / EXPERIMENT
 PAGE = Path("docs/results/quickstart.md")
 PLOT = PAGE.with_suffix(".png")
 
@@ -49,6 +50,14 @@ class Arm:
     def command(self) -> list[str]:
         """As a person types it."""
         return ["python", "-m", "clawhpc.train", f"experiment={EXPERIMENT}", f"seed={self.seed}", *self.overrides]
+
+    def find_cold_start(self) -> dict[str, Any]:
+        """What the newest finished cold start of this seed says of itself."""
+        for root in sorted(COLD_STARTS.glob("[0-9]*"), reverse=True):
+            paths = RunPaths(root)
+            if paths.finished.exists() and msgspec.yaml.decode(paths.config.read_bytes())["seed"] == self.seed:
+                return msgspec.json.decode(paths.finished.read_bytes())
+        raise SystemExit(f"no finished cold start for seed {self.seed}")
 
     def find(self) -> RunPaths:
         """The newest finished run of this arm."""
@@ -80,7 +89,10 @@ class Result:
     after: PassTable
     difference: Estimate
     outcomes: Counter[str]
+    evaluation_s: float
+    """Wall time of both evaluations, from their first rollout's start to the last one's end."""
     cpu_s: dict[str, float]
+    cold_start: dict[str, Any]
 
     @property
     def largest_gap(self) -> float:
@@ -112,8 +124,17 @@ def read_result(arm: Arm) -> Result:
         after=tabulate(evaluations[last]),
         difference=paired_difference(evaluations[first], evaluations[last]),
         outcomes=Counter(str(record.outcome) for record in records),
+        evaluation_s=sum(wall_seconds(evaluations[step]) for step in (first, last)),
         cpu_s=finished["cpu_s"],
+        cold_start=arm.find_cold_start(),
     )
+
+
+def wall_seconds(records: Iterable[RolloutRecord]) -> float:
+    """From the first start to the last end."""
+    times = [record.timings for record in records]
+    ends = (one.started_at + one.boot_s + one.run_s + one.settle_s + one.verify_s + one.teardown_s for one in times)
+    return max(ends) - min(one.started_at for one in times)
 
 
 def make_runs() -> None:
@@ -192,16 +213,29 @@ def page(results: list[Result]) -> Iterator[str]:
     yield ""
     yield "## Where the time goes"
     yield ""
-    yield "| | collecting, wall s | learning, wall s | CPU s: harness | engine | proxy and worker | learner and campaign |"
-    yield "|---|---|---|---|---|---|---|"
-    for result in results:
-        cpu = result.cpu_s
-        yield (
-            f"| {result.arm.name} | {result.seconds('time/collect_s'):.0f} | {result.seconds('time/learn_s'):.0f} | "
-            f"{cpu['harness']:.0f} | {cpu['engine']:.0f} | {cpu['proxy']:.0f} | {cpu['learner']:.0f} |"
-        )
-    yield ""
-    yield "Wall seconds are those of training; CPU seconds are those of the whole run, evaluations included."
+    yield from time_table(
+        results,
+        "Wall seconds",
+        {
+            "cold start: traces": lambda result: result.cold_start["wall_s"]["capture"],
+            "cold start: lessons": lambda result: result.cold_start["wall_s"]["lessons"],
+            "both evaluations": lambda result: result.evaluation_s,
+            "training: collecting": lambda result: result.seconds("time/collect_s"),
+            "training: learning": lambda result: result.seconds("time/learn_s"),
+        },
+    )
+    yield from time_table(
+        results,
+        "CPU seconds",
+        {
+            "cold start": lambda result: sum(result.cold_start["cpu_s"].values()),
+            "harness": lambda result: result.cpu_s["harness"],
+            "engine": lambda result: result.cpu_s["engine"],
+            "proxy and worker": lambda result: result.cpu_s["proxy"],
+            "learner and campaign": lambda result: result.cpu_s["learner"],
+        },
+    )
+    yield "CPU seconds of the parts are those of the whole `train` command, evaluations included."
     yield ""
     yield "## Outcomes of all rollouts"
     yield ""
@@ -216,6 +250,15 @@ def page(results: list[Result]) -> Iterator[str]:
         yield f"python -m clawhpc.sft experiment={EXPERIMENT} seed={result.arm.seed}"
         yield " ".join(result.arm.command)
     yield "```"
+
+
+def time_table(results: list[Result], title: str, columns: dict[str, Callable[[Result], float]]) -> Iterator[str]:
+    """A line for each arm."""
+    yield f"| {title} | " + " | ".join(columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for result in results:
+        yield f"| {result.arm.name} | " + " | ".join(f"{seconds(result):.0f}" for seconds in columns.values()) + " |"
+    yield ""
 
 
 def main() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from clawhpc.campaign.collect import Collector
-from clawhpc.campaign.loop import make_plan
+from clawhpc.campaign.loop import cpu_by_part, make_plan
 from clawhpc.campaign.run import open_run
 from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import UserError
@@ -38,10 +39,14 @@ def sft(config: RunConfig) -> None:
         log.info("the policy %s is there already", read_policy(output).path)
         return
     with open_run(Path(config.run.root) / "cold_starts" / config.run.name, msgspec.yaml.encode(config)) as paths:
+        began = time.monotonic()
         tasks = capture_tasks(config, paths.root / "tasks")
         records = capture(config, paths, tasks)
+        captured = time.monotonic()
         teach(config, paths, tasks, records, output)
-        write_atomic(paths.finished, b"{}")
+        wall_s = {"capture": captured - began, "lessons": time.monotonic() - captured}
+        result = {"policy": str(output), "wall_s": wall_s, "cpu_s": cpu_by_part(paths)}
+        write_atomic(paths.finished, msgspec.json.format(msgspec.json.encode(result)))
     log.info("finished; the policy is %s", output)
 
 

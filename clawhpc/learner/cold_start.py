@@ -194,11 +194,11 @@ class Classroom:
         return encode_example(self._renderer, example, "example")
 
     def exam(self, stage: Stage, book: TraceBook, rng: random.Random, num_tasks: int) -> Exam:
-        """About `num_tasks` held-out tasks for each harness."""
+        """About `num_tasks` fresh tasks for each harness. Held-out ones are not looked at before the evaluation."""
         tasks_per_skill = max(1, num_tasks // len({skill.family for skill in book.skills}))
         trees = {}
         for skill in book.skills:
-            examples = [book.draw(skill, rng, "heldout").up_to_last_command for _ in range(tasks_per_skill)]
+            examples = [book.draw(skill, rng, "train").up_to_last_command for _ in range(tasks_per_skill)]
             trees[skill] = [self.encode(example if stage.head else example.without_head) for example in examples]
         return Exam(trees=trees, settings=self._learner, num_token_ids=self._num_token_ids)
 

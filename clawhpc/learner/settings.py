@@ -116,7 +116,7 @@ class ColdStartSettings:
     check_every: int = 3
     """Updates of the second stage between two looks at the pass rates, which rise by a tenth in so many."""
     tasks_per_check: int = 40
-    """Held-out tasks of a look, for each harness."""
+    """Tasks of a look, for each harness."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -60,3 +60,10 @@ class Sandbox(Protocol):
         not start.
         """
         ...
+
+    def check_hidden(self, path: Path) -> None:
+        """Raise UserError if any command could read `path` of the host, though no mount of its own leads there.
+
+        Without an image that is all that lies in the folders of the host's programs, /usr above all.
+        """
+        ...

@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import ByteReceiveStream, Process
 
-from clawhpc.errors import SandboxError, boundary
+from clawhpc.errors import SandboxError, UserError, boundary
 from clawhpc.ledger import Ledger, discard, kill_marked
 from clawhpc.records import SANDBOX_HOME, ExecResult
 from clawhpc.sandbox import init
@@ -105,6 +105,15 @@ class Container:
             cpu_s=ending.cpu_s,
             timed_out=timed_out,
         )
+
+    def check_hidden(self, path: Path) -> None:
+        """See `Sandbox.check_hidden`."""
+        folder = self._root.shows(path)
+        if folder is not None:
+            raise UserError(
+                f"{path}: a harness could read it, for its sandbox shows {folder}; "
+                "choose a place outside, or set sandbox.image"
+            )
 
     @asynccontextmanager
     async def _started(self, command: SandboxCommand) -> AsyncIterator[tuple[Process, Path]]:

@@ -31,9 +31,11 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
         try:
             sandbox = Container(backend=_backend(kind, ledger, cache_dir), root=root, ledger=ledger)
             await _check(sandbox)
-            return sandbox
         except (UserError, SandboxError) as error:
             reasons.append(f"{kind}: {error}")
+        else:
+            sandbox.check_hidden(ledger.scratch)
+            return sandbox
     raise UserError(f"no sandbox works here. {'; '.join(reasons)}")
 
 

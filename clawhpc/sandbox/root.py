@@ -20,6 +20,8 @@ PYTHON = "/usr/bin/python3"
 OWN_PYTHON = "/run/clawhpc/python"
 OLDEST_PYTHON = (3, 9)
 """That init.py can be read by."""
+PYTHON_S = 20.0
+"""For an interpreter to say its version; it may come over the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ class Root:
     """What is laid over it."""
     python: str
     """An interpreter inside, for init.py."""
+
+    def shows(self, path: Path) -> Path | None:
+        """The folder of the host by which whoever stands on this root can read `path`; None if there is none."""
+        folders = (self.base, *(mount.source for mount in self.mounts))
+        return next((folder for folder in folders if path.resolve().is_relative_to(folder.resolve())), None)
 
 
 def host_root(folder: Path, *, python: str = PYTHON) -> Root:
@@ -88,5 +95,9 @@ def _make_mount_point(path: Path, like: Path) -> None:
 
 
 def _is_new_enough(python: str) -> bool:
+    """False also for one that is missing, broken, or hangs."""
     check = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
-    return Path(python).exists() and subprocess.run([python, "-I", "-S", "-c", check], timeout=20).returncode == 0
+    try:
+        return subprocess.run([python, "-I", "-S", "-c", check], timeout=PYTHON_S).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -60,6 +60,8 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> None:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
             tasks.start_soon(stop_when_told, worker_id, tasks.cancel_scope)
             sandbox = await open_sandbox(spec.sandbox, ledger=ledger, cache_dir=cache_dir)
+            for folder in (Path(spec.run_root), cache_dir):
+                sandbox.check_hidden(folder)
             desk = PolicyDesk(spec, paths, worker_id, ledger, stack)
             worker = Worker(spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch)
             await worker.work()

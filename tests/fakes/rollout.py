@@ -50,6 +50,9 @@ class FakeSandbox:
             return await (self.verifier if command.proxy_socket is None else self.harness)(command)
         return replace(OK, exit_code=124, timed_out=True)
 
+    def check_hidden(self, path: Path) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class FakeHarness:

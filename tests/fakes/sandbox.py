@@ -41,6 +41,9 @@ class HostSandbox:
             return result(exit_code=124, timed_out=True, wall_s=timeout_s)
         return result(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
+    def check_hidden(self, path: Path) -> None:
+        pass
+
 
 @dataclass
 class ScriptedSandbox:
@@ -51,6 +54,9 @@ class ScriptedSandbox:
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         return self.says
+
+    def check_hidden(self, path: Path) -> None:
+        pass
 
 
 def result(
