@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clawhpc.campaign.collect import Collector
+from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign
 from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings
@@ -41,7 +42,6 @@ from clawhpc.ledger import Ledger
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
-from clawhpc.store import read_policy
 from clawhpc.tasks.sets import TaskSets, TaskSettings
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
 
@@ -83,7 +83,11 @@ class PolicyChoice:
     """Where training starts."""
 
     folder: str | None = None
-    """A policy folder. Required by train and evaluate; sft writes it."""
+    """A policy folder, or that of a Hugging Face model. Required by train and evaluate; sft writes it."""
+    renderer: str | None = None
+    """Chat format of a model that sft did not write, such as qwen3."""
+    thinking: bool = False
+    """Whether such a model may think before it answers."""
     shape: PolicySettings = field(default_factory=PolicySettings)
     """Of a policy that sft makes."""
 
@@ -112,11 +116,15 @@ class RunConfig:
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
 
-    def policy_folder(self) -> Path:
+    def policy_source(self) -> PolicySource:
         """Where training or evaluation starts. UserError when it is not named, or no policy."""
         if self.policy.folder is None:
             raise UserError("policy.folder: name the policy to start from; `python -m clawhpc.sft` makes one")
-        return Path(read_policy(Path(self.policy.folder)).path)
+        source = PolicySource(
+            folder=Path(self.policy.folder), renderer=self.policy.renderer, thinking=self.policy.thinking
+        )
+        source.check()
+        return source
 
     def scratch_root(self) -> Path | None:
         """Node-local folder for what is temporary; None for the ledger's own choice."""

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def evaluate(config: RunConfig) -> None:
     """pass@1 and pass@k with their intervals, for each harness, on the held-out tasks; of a user's own set, on all."""
-    policy = config.policy_folder()
+    policy = config.policy_source()
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
     tasks = dataclasses.replace(tasks, heldout=tasks.heldout or tasks.train)
     if config.campaign.eval_tasks == 0:
@@ -34,7 +34,7 @@ def evaluate(config: RunConfig) -> None:
             if any(record.verdict for record in records if record.key.harness == harness)
         }
         write_atomic(campaign.paths.finished, msgspec.json.format(msgspec.json.encode(tables)))
-        Console().print(as_table(policy, tables))
+        Console().print(as_table(policy.folder, tables))
         for harness in sorted(set(config.harness.names) - tables.keys()):
             log.warning("%s: every rollout has failed; see the log of the worker, or the run's page", harness)
         log.info("as JSON: %s", campaign.paths.finished)

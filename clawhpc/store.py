@@ -268,9 +268,7 @@ def read_policy(folder: Path) -> PolicyVersion:
         raise UserError(f"{folder}: no such policy folder; `python -m clawhpc.sft` makes one")
     path = folder / POLICY_FILE
     if not path.exists():
-        raise UserError(
-            f"{folder}: no {POLICY_FILE} here; `python -m clawhpc.sft init_from={folder}` makes a policy of it"
-        )
+        raise UserError(f"{folder}: no {POLICY_FILE} here; it is no policy of ours")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: no *.safetensors here; the folder has no weights")
     return dataclasses.replace(_read(path, PolicyVersion), path=str(folder))

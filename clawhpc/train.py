@@ -10,7 +10,7 @@ from clawhpc.tasks.sets import load_task_sets
 
 def train(config: RunConfig) -> None:
     """Evaluate, train, evaluate. The run's folder holds everything; after a kill the same command goes on."""
-    policy = config.policy_folder()
+    policy = config.policy_source()
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
     with open_campaign(config, tasks, Path(config.run.root) / config.run.name) as campaign:
         campaign.run(config.learner, config.credit, policy)

@@ -10,25 +10,23 @@ continues from its newest checkpoint (law 8).
 from __future__ import annotations
 
 import csv
-import dataclasses
 import logging
-import shutil
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
-from pathlib import Path
 
 import msgspec
 
 from clawhpc.campaign.collect import Collector
+from clawhpc.campaign.install import PolicySource, install_policy
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
 from clawhpc.paths import RunPaths
-from clawhpc.records import GroupKey, GroupPlan, Phase, PolicyVersion, RolloutRecord, StepPlan, TaskSpec
-from clawhpc.store import is_whole, publish_policy, read_policy, read_rollouts, read_usage, write_atomic
+from clawhpc.records import GroupKey, GroupPlan, Phase, RolloutRecord, StepPlan, TaskSpec
+from clawhpc.store import read_rollouts, read_usage, write_atomic
 from clawhpc.tasks.mix import plan_groups
 from clawhpc.tasks.sets import TaskSets
 
@@ -55,8 +53,8 @@ class Campaign:
         self._heldout = choose_heldout(tasks, settings.eval_tasks)
         self._harnesses = harnesses
 
-    def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: Path) -> None:
-        """Evaluate the policy in folder `policy`, train it, evaluate what came of it."""
+    def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: PolicySource) -> None:
+        """Evaluate `policy`, train it, evaluate what came of it."""
         from clawhpc.learner.trainer import LearnerPaths, fit_rl  # torch: not before it is needed
 
         before = self.evaluate_policy(policy)
@@ -87,8 +85,8 @@ class Campaign:
         write_atomic(self.paths.finished, msgspec.json.format(msgspec.json.encode(result)))
         log.info("finished; the trained policy is %s", self.paths.policy(last))
 
-    def evaluate_policy(self, policy: Path) -> list[RolloutRecord]:
-        """Rollouts of the policy in a folder on the held-out tasks with each harness."""
+    def evaluate_policy(self, policy: PolicySource) -> list[RolloutRecord]:
+        """Rollouts of a policy on the held-out tasks with each harness."""
         install_policy(self.paths, policy)
         return self.evaluate(0)
 
@@ -154,26 +152,6 @@ def seconds_trained(paths: RunPaths) -> float:
         return 0.0
     with paths.metrics_csv.open(newline="") as file:
         return sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in csv.DictReader(file))
-
-
-def install_policy(paths: RunPaths, source: Path) -> PolicyVersion:
-    """PolicyVersion 0 of the run: a copy of the policy in `source`.
-
-    UserError when the run began with another, or when `source` has lost some of its weights.
-    """
-    target = paths.policy(0)
-    policy = read_policy(source)
-    if not is_whole(source):
-        raise UserError(f"{source}: its weights are not those of its policy.json; copy it or make it again")
-    if is_whole(target):
-        installed = read_policy(target)
-        if installed.digest != policy.digest:
-            raise UserError(f"{paths.root} began with another policy than {source} now holds; give it another run.name")
-        return installed
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part)
-    return publish_policy(part, dataclasses.replace(policy, step=0, path=str(target)))
 
 
 def choose_heldout(tasks: TaskSets, num_tasks: int | None) -> tuple[TaskSpec, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-from clawhpc.engine.render import count_token_ids
+from clawhpc.engine.render import ChatRenderer, count_token_ids
 from clawhpc.learner.attention import TreeLayout, use_tree_attention
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.settings import PolicySettings
@@ -96,6 +96,19 @@ def save_policy(
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVersion:
+    """What `policy.json` says of a Hugging Face model that has none. UserError for one that cannot learn on trees."""
+    ChatRenderer(folder, renderer=renderer, thinking=thinking)  # a wrong name is told before the model is loaded
+    return PolicyVersion(
+        step=0,
+        path=str(folder),
+        digest=weights_digest(folder),
+        renderer=renderer,
+        thinking=thinking,
+        probe=make_probe(load_policy(folder), count_token_ids(folder)),
+    )
 
 
 def sweep_parts(policies: Path) -> None:

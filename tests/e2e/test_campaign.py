@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from clawhpc.paths import RunPaths
 from clawhpc.records import Outcome
@@ -46,6 +49,15 @@ def check_whole(paths: RunPaths) -> None:
         assert build_tree(record.rollout_id, record.calls).num_sampled_tokens
 
 
+def as_from_elsewhere(policy: Path, folder: Path) -> Path:
+    """The same model as a hub has it: in bfloat16, with no word from us beside it."""
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(policy / name, folder / name)
+    return folder
+
+
 def test_a_campaign_runs_to_its_end_and_leaves_nothing_but_its_folder(desk: Desk) -> None:
     command = desk.start()
     assert command.wait(START_S) == 0, command.text()
@@ -54,7 +66,13 @@ def test_a_campaign_runs_to_its_end_and_leaves_nothing_but_its_folder(desk: Desk
     check_whole(paths)
     assert json.loads(paths.finished.read_bytes())["steps"] == 2
     assert paths.metrics_csv.read_text().count("\n") == 3
-    again = desk.start("evaluate", policy__folder=paths.policy(2), campaign__eval_samples=2, campaign__eval_tasks=2)
+    model = as_from_elsewhere(paths.policy(2), desk.folder / "model")
+    again = desk.start("evaluate", policy__folder=model, campaign__eval_samples=2, campaign__eval_tasks=2)
+    assert again.wait(60) == 2
+    assert "name its chat format" in again.text()
+    again = desk.start(
+        "evaluate", policy__folder=model, policy__renderer="qwen3", campaign__eval_samples=2, campaign__eval_tasks=2
+    )
     assert again.wait(START_S) == 0, again.text()
     assert "pass@2" in again.text()
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from clawhpc.campaign.collect import check_verdicts
-from clawhpc.campaign.loop import Campaign, install_policy, make_plan
+from clawhpc.campaign.loop import Campaign, make_plan
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.paths import RunPaths
-from clawhpc.records import PolicyVersion, Probe, RolloutRecord, StepPlan
-from clawhpc.store import publish_policy, read_policy, weights_digest
+from clawhpc.records import RolloutRecord, StepPlan
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_group, make_record, make_task
 
@@ -104,40 +103,6 @@ def test_a_collection_in_which_everything_failed_ends_the_campaign_with_the_comm
         check_verdicts("train 0", failed)
     check_verdicts("train 0", [*failed, make_record(group, 2)])
     check_verdicts("train 0", [])
-
-
-def write_policy(folder: Path, weights: bytes) -> Path:
-    part = folder.with_name("part")
-    part.mkdir()
-    (part / "model.safetensors").write_bytes(weights)
-    probe = Probe(token_ids=(1, 2), logprobs=(-0.5,), tolerance=1e-3)
-    version = PolicyVersion(
-        step=5, path=str(folder), digest=weights_digest(part), renderer="qwen3", thinking=False, probe=probe
-    )
-    publish_policy(part, version)
-    return folder
-
-
-def test_a_run_begins_with_a_copy_of_the_policy_as_its_step_zero(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    source = write_policy(tmp_path / "source", b"one")
-    assert install_policy(paths, source).step == 0
-    assert read_policy(paths.policy(0)).digest == read_policy(source).digest
-    assert install_policy(paths, source) == read_policy(paths.policy(0))
-    other = write_policy(tmp_path / "other", b"two")
-    with pytest.raises(UserError, match="began with another policy"):
-        install_policy(paths, other)
-
-
-def test_a_policy_that_was_cut_short_is_copied_again_and_one_that_is_no_longer_whole_is_refused(tmp_path: Path) -> None:
-    paths, source = RunPaths(tmp_path / "run"), write_policy(tmp_path / "source", b"one")
-    install_policy(paths, source)
-    (paths.policy(0) / "model.safetensors").write_bytes(b"o")
-    install_policy(paths, source)
-    assert (paths.policy(0) / "model.safetensors").read_bytes() == b"one"
-    (source / "model.safetensors").write_bytes(b"o")
-    with pytest.raises(UserError, match=r"source: its weights are not those of its policy\.json"):
-        install_policy(paths, source)
 
 
 def test_a_plan_is_whole_in_itself() -> None:
