@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,8 +72,12 @@ class Desk:
 
     def start(self, name: str = "train", **changes: object) -> Command:
         """`python -m clawhpc.<name>` with `OVERRIDES` and `changes` (`a__b` stands for `a.b`)."""
-        overrides = OVERRIDES | {"policy.folder": self.policy, "scratch_dir": self.scratch, "learner.wandb": "disabled"}
-        overrides |= {key.replace("__", "."): value for key, value in changes.items()}
+        overrides = OVERRIDES | {"policy.folder": self.policy, "learner.wandb": "disabled"}
+        return self.start_plain(name, overrides | {key.replace("__", "."): value for key, value in changes.items()})
+
+    def start_plain(self, name: str, overrides: Mapping[str, object]) -> Command:
+        """`python -m clawhpc.<name>` with `overrides` and a scratch folder of this desk."""
+        overrides = {"scratch_dir": self.scratch, **overrides}
         output = self.folder / f"output-{len(self.commands)}.txt"
         with output.open("w") as file:
             process = subprocess.Popen(

@@ -44,7 +44,9 @@ def _digest(recipe: Path, base: Path | None) -> str:
 
 
 def _build(recipe: Path, image: Path, apptainer: str, base: Path | None) -> None:
-    """Build beside `image` and rename."""
+    """Build beside `image` and rename. What builds that were killed have left of it goes first."""
+    for left in image.parent.glob(f"{image.name}.*/"):
+        remove_tree(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{image.name}.", dir=image.parent))
     on_base = [] if base is None else ["--build-arg", "BOOTSTRAP=localimage", "--build-arg", f"FROM={base}"]
     namespace = OWN_NAMESPACE if base is not None and os.getuid() == 0 else ()
@@ -54,6 +56,10 @@ def _build(recipe: Path, image: Path, apptainer: str, base: Path | None) -> None
         if done.returncode != 0:
             raise UserError(f"{recipe}: cannot be built: {(done.stdout + done.stderr)[-LOG_CHARS:].strip()}")
         (folder / "image").rename(image)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{recipe}: has been building for {BUILD_S:.0f} s; build it by hand, and name the image"
+        ) from None
     finally:
         remove_tree(folder)
 

@@ -81,3 +81,21 @@ def test_a_build_that_fails_tells_why_and_leaves_nothing_half_written(tmp_path: 
     with pytest.raises(UserError, match=r"base.def: cannot be built: no such registry"):
         build_image(recipe, apptainer=apptainer, cache_dir=tmp_path)
     assert [path.suffix for path in (tmp_path / "images").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_build_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    recipe = tmp_path / "base.def"
+    recipe.write_text("Bootstrap: docker")
+    image = build_image(recipe, apptainer=fake_apptainer(tmp_path, "mkdir $target"), cache_dir=tmp_path)
+    image.rename(image.with_name(f"{image.name}.cut_off"))
+    assert build_image(recipe, apptainer=fake_apptainer(tmp_path, "mkdir $target"), cache_dir=tmp_path) == image
+    assert sorted(path.name for path in image.parent.iterdir()) == [image.name, f"{image.name}.lock"]
+
+
+def test_a_build_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawhpc.sandbox.image.BUILD_S", 0.2)
+    recipe = tmp_path / "base.def"
+    recipe.write_text("Bootstrap: docker")
+    with pytest.raises(UserError, match=r"base\.def: has been building for .* build it by hand"):
+        build_image(recipe, apptainer=fake_apptainer(tmp_path, "exec sleep 60"), cache_dir=tmp_path)
+    assert [path.suffix for path in (tmp_path / "images").iterdir()] == [".lock"]

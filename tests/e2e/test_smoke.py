@@ -1,0 +1,32 @@
+"""The smoke run as a user starts it: one step of everything, from a policy that does not exist yet to the page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clawhpc.paths import RunPaths
+from clawhpc.store import published_steps, read_rollouts
+from tests.campaign_parts import Desk
+
+pytestmark = [pytest.mark.engine, pytest.mark.harness, pytest.mark.sandbox]
+
+START_S = 400.0
+"""For one command, on a busy machine with two cores."""
+
+
+def test_the_smoke_run_makes_a_policy_and_trains_it_for_one_step(desk: Desk) -> None:
+    overrides = {"debug": "one_step", "policy.folder": desk.folder / "policy"}
+    for name in ("sft", "train"):
+        command = desk.start_plain(name, overrides)
+        assert command.wait(START_S) == 0, command.text()
+        assert desk.left() == []
+    paths = RunPaths(desk.folder / "runs/debug/001")
+    assert published_steps(paths) == [0, 1]
+    assert json.loads(paths.finished.read_bytes())["steps"] == 1
+    phases = [record.key.phase for record in read_rollouts(paths)]
+    assert (phases.count("eval"), phases.count("train")) == (8, 8)
+    again = desk.start_plain("sft", overrides)
+    assert again.wait(START_S) == 0, again.text()
+    assert "is there already" in again.text()
