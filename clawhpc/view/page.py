@@ -57,7 +57,7 @@ def build_page(paths: RunPaths, decode: Decode, settings: ViewSettings) -> str:
         _environment()
         .get_template("page.html.j2")
         .render(
-            name=paths.root.resolve().name,
+            name="/".join(paths.root.resolve().parts[-2:]),
             style=Markup(style),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
