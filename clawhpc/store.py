@@ -54,13 +54,24 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with part.open("wb") as file:
+        with named_errors(path), part.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         yield part
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """An OSError out of the block names a file, `path` if no other: Python's own does not where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def _read(path: Path, kind: type[T]) -> T:
@@ -257,7 +268,8 @@ def sync(path: Path) -> None:
     """What a file holds, or which names a folder has, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with named_errors(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

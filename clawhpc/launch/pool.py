@@ -12,7 +12,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,7 +58,8 @@ class WorkerJob:
         except (ClawError, OSError) as error:
             kind = "user" if isinstance(error, UserError) else "machine"
             folder = RunPaths(Path(self.spec.run_root)).workers / self.worker_id
-            write_atomic(folder / FAILURE_FILE, f"{kind}\n{error}\n".encode())
+            with suppress(OSError):  # where the disk is full, `error` says so
+                write_atomic(folder / FAILURE_FILE, f"{kind}\n{error}\n".encode())
             raise
 
     def checkpoint(self) -> DelayedSubmission:
@@ -166,13 +167,15 @@ class WorkerPool:
         return "machine", f"a worker ended without a word (job {job.job_id})"
 
     def close(self, grace_s: float) -> None:
-        """Ask every worker to stop, wait up to `grace_s`, then cancel what is left."""
+        """Ask every worker to stop, wait up to `grace_s`, then cancel what is left, one that cannot be asked too."""
         for worker_id in self._jobs:
-            write_atomic(self._paths.workers / worker_id / STOP_FILE, b"")
+            with suppress(OSError):  # on a full disk, too, workers end, and why we close is what is told
+                write_atomic(self._paths.workers / worker_id / STOP_FILE, b"")
         self._wait(grace_s)
         for job in self._jobs.values():
             if not job.done():
-                self._cancel(job)
+                with suppress(OSError):  # it ended just now, or the batch system cannot be asked
+                    self._cancel(job)
         self._wait(CANCEL_S)
         self._jobs.clear()
 

@@ -51,8 +51,7 @@ class WriteCsv(Callback):
         writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        with disk_errors(self.path):
-            write_atomic(self.path, text.getvalue().encode())
+        write_atomic(self.path, text.getvalue().encode())
 
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():

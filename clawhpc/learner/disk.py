@@ -10,6 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from clawhpc.store import named_errors
+
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors, which writes in Rust, passes on the number of an error."""
 
@@ -18,22 +20,20 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 def disk_errors(path: Path) -> Iterator[None]:
     """A disk that is full or may not be written is an OSError that names a file, whichever library met it.
 
-    `path` is what is being written, for an error that names none: Python's own does not where a write fails, and
-    safetensors and torch raise errors of other kinds.
+    `path` is what is being written, for an error that names none; safetensors and torch raise errors of other kinds.
     """
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        number = _error_number(error)
-        if number is None or getattr(error, "filename", None):
-            raise
-        raise OSError(number, os.strerror(number), str(path)) from error
+    with named_errors(path):
+        try:
+            yield
+        except (RuntimeError, SafetensorError) as error:
+            number = _error_number(error)
+            if number is None:
+                raise
+            raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _error_number(error: Exception) -> int | None:
     """The system's number for `error`; None when the system had no part in it."""
-    if isinstance(error, OSError):
-        return error.errno
     if isinstance(error.__context__, OSError):  # torch, of a file that it was given
         return error.__context__.errno
     found = OS_ERROR.search(str(error))

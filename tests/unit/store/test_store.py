@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ from clawhpc.store import (
     unsealed_groups,
     weights_digest,
     write_atomic,
+    write_once,
 )
+from tests.fakes.disk import largest_file
 from tests.fakes.records import make_group, make_record
 
 
@@ -182,3 +185,12 @@ def test_a_policy_folder_without_weights_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"w")
     with pytest.raises(UserError, match=r"policy\.json"):
         read_policy(tmp_path)
+
+
+@pytest.mark.parametrize("write", [write_atomic, write_once])
+def test_a_file_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(
+    tmp_path: Path, write: Callable[[Path, bytes], object]
+) -> None:
+    with largest_file(100), pytest.raises(OSError, match=r"File too large: '.*plan\.json'"):
+        write(tmp_path / "plan.json", b"x" * 200)
+    assert list(tmp_path.iterdir()) == []
