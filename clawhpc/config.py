@@ -6,6 +6,7 @@ them, the command line overrides that. Hydra composes, msgspec checks the types;
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -83,7 +84,7 @@ class PolicyChoice:
     """Where training starts."""
 
     folder: str | None = None
-    """A policy folder, or that of a Hugging Face model. Required by train and evaluate; sft writes it."""
+    """A policy folder, or that of a Hugging Face model. None: the one that sft makes of these very settings."""
     renderer: str | None = None
     """Chat format of a model that sft did not write, such as qwen3."""
     thinking: bool = False
@@ -116,13 +117,19 @@ class RunConfig:
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
 
+    def policy_folder(self) -> Path:
+        """`policy.folder`, or where sft puts what it makes of these settings: other settings, another policy."""
+        if self.policy.folder is not None:
+            return Path(self.policy.folder)
+        harnesses = {name: getattr(self.harness, name, None) for name in self.harness.names}
+        generate = self.tasks.generate
+        inputs = (harnesses, generate.families, generate.seed, self.policy.shape, self.cold_start)
+        digest = hashlib.sha256(msgspec.json.encode(inputs)).hexdigest()[:12]
+        return Path(self.cache_dir) / "policies" / f"cold-start-{digest}"
+
     def policy_source(self) -> PolicySource:
-        """Where training or evaluation starts. UserError when it is not named, or no policy."""
-        if self.policy.folder is None:
-            raise UserError("policy.folder: name the policy to start from; `python -m clawhpc.sft` makes one")
-        source = PolicySource(
-            folder=Path(self.policy.folder), renderer=self.policy.renderer, thinking=self.policy.thinking
-        )
+        """Where training or evaluation starts. UserError when it is not there, or no policy."""
+        source = PolicySource(folder=self.policy_folder(), renderer=self.policy.renderer, thinking=self.policy.thinking)
         source.check()
         return source
 

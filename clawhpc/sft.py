@@ -12,9 +12,8 @@ import msgspec
 
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.loop import cpu_by_part, make_plan
-from clawhpc.campaign.run import open_run
+from clawhpc.campaign.run import find_run, open_run
 from clawhpc.config import RunConfig, entry_point
-from clawhpc.errors import UserError
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
@@ -28,17 +27,16 @@ log = logging.getLogger(__name__)
 
 
 def sft(config: RunConfig) -> None:
-    """Capture the oracle at work in each harness, teach a fresh policy, publish it in `policy.folder`.
+    """Capture the oracle at work in each harness, teach a fresh policy, publish it in the policy folder.
 
     A policy that is there stays as it is. After a kill the same command goes on where it was.
     """
-    if config.policy.folder is None:
-        raise UserError("policy.folder: name the folder in which the policy is to be made")
-    output = Path(config.policy.folder)
-    if output.exists():
+    output = config.policy_folder()
+    runs, content = Path(config.run.root) / "cold_starts" / config.run.name, msgspec.yaml.encode(config)
+    if output.exists() and find_run(runs, content) is None:
         log.info("the policy %s is there already", read_policy(output).path)
         return
-    with open_run(Path(config.run.root) / "cold_starts" / config.run.name, msgspec.yaml.encode(config)) as paths:
+    with open_run(runs, content) as paths:
         began = time.monotonic()
         tasks = capture_tasks(config, paths.root / "tasks")
         records = capture(config, paths, tasks)

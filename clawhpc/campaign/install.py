@@ -29,7 +29,9 @@ class PolicySource:
     def check(self) -> None:
         """UserError when it is not there, has no weights, or lacks a word about its chat format."""
         if not self.folder.is_dir():
-            raise UserError(f"{self.folder}: no such policy folder; `python -m clawhpc.sft` makes one")
+            raise UserError(
+                f"{self.folder}: no such policy folder; `python -m clawhpc.sft` with the same settings makes one"
+            )
         for pattern, meaning in (
             ("*.safetensors", "weights"),
             ("config.json", "model"),

@@ -39,9 +39,11 @@ class TaskSets:
 def load_task_sets(settings: TaskSettings, cache_dir: Path) -> TaskSets:
     """Load, or generate into the cache. A faulty task is named in the log and left out. UserError when none is left."""
     if settings.folder is None:
+        if settings.heldout is not None:
+            raise UserError("tasks.heldout: needs tasks.folder too; to evaluate on one set of tasks, name it there")
         generated = generate_tasks(settings.generate, cache_dir / "tasks" / digest_tasks(settings.generate))
-        train, heldout = generated.split("train"), generated.split("heldout")
-        return TaskSets(train=_load(train), heldout=_load(heldout))
+        heldout = _load(generated.split("heldout")) if settings.generate.num_heldout else ()
+        return TaskSets(train=_load(generated.split("train")), heldout=heldout)
     sets = TaskSets(
         train=_load(Path(settings.folder)), heldout=_load(Path(settings.heldout)) if settings.heldout else ()
     )

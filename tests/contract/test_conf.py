@@ -105,9 +105,23 @@ def test_an_error_is_one_line_without_a_traceback(tmp_path: Path) -> None:
     assert "lr, " in line
 
 
-def test_a_policy_that_is_not_named_or_not_there_is_said(tmp_path: Path) -> None:
-    assert "policy.folder" in run_command(folder=tmp_path).stderr.splitlines()[-1]
-    missing = run_command("policy.folder=nowhere", folder=tmp_path)
+def policy_name(*overrides: str) -> str:
+    return typed(compose_config(*overrides)).policy_folder().name
+
+
+def test_each_cold_start_has_a_policy_of_its_own_which_training_finds(tmp_path: Path) -> None:
+    start = policy_name("experiment=quickstart")
+    for changed in ("harness=pi", "seed=1", "policy.shape.hidden_size=64", "cold_start.pass_rate=0.6"):
+        assert policy_name("experiment=quickstart", changed) != start
+    for same in ("learner.lr=0", "campaign.train_min=1", "run.name=other", "harness.pi.compact=true"):
+        assert policy_name("experiment=quickstart", same) == start
+
+
+@pytest.mark.parametrize(("given", "folder"), [("policy.folder=nowhere", "nowhere"), ("seed=77", "cold-start-")])
+def test_a_policy_that_is_not_there_is_said(tmp_path: Path, given: str, folder: str) -> None:
+    missing = run_command(given, folder=tmp_path)
     assert missing.returncode == 2
-    assert "nowhere: no such policy folder" in missing.stderr.splitlines()[-1]
+    (message,) = [line for line in missing.stderr.splitlines() if line.startswith("clawhpc: ")]
+    assert folder in message
+    assert "no such policy folder; `python -m clawhpc.sft` with the same settings makes one" in message
     assert not (tmp_path / "runs").exists()

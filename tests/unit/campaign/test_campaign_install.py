@@ -66,5 +66,5 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, lost: str, message: str) -
 
 
 def test_a_folder_that_is_not_there_says_what_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: no such policy folder; `python -m clawhpc\.sft` makes one"):
+    with pytest.raises(UserError, match=r"nowhere: no such policy folder; `python -m clawhpc\.sft` with the same"):
         PolicySource(folder=tmp_path / "nowhere").check()

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from clawhpc.errors import UserError
 from clawhpc.tasks.families import FAMILIES, Family, SmallTask
 from clawhpc.tasks.generate import GenerateSettings
 from clawhpc.tasks.sets import TaskSettings, load_task_sets
@@ -29,3 +30,13 @@ def test_tasks_of_other_families_under_the_same_settings_are_other_tasks(
     after = {task.instruction for task in load_task_sets(SMALL, tmp_path).train}
     assert len(after) == 4
     assert not before & after
+
+
+def test_a_held_out_folder_without_one_to_train_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tasks\.heldout: needs tasks\.folder too"):
+        load_task_sets(TaskSettings(heldout=str(tmp_path)), tmp_path)
+
+
+def test_no_generated_task_need_be_held_out(tmp_path: Path) -> None:
+    sets = load_task_sets(TaskSettings(generate=GenerateSettings(num_train=4, num_heldout=0)), tmp_path)
+    assert (len(sets.train), len(sets.heldout)) == (4, 0)
