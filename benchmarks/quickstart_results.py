@@ -14,9 +14,10 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -33,6 +34,7 @@ EXPERIMENT = "quickstart_full"
 SEEDS = (0, 1, 2)
 CONTROL = ("learner.lr=0",)
 RUNS = Path("runs") / EXPERIMENT
+SET_UP = RUNS / "set_up.json"
 COLD_STARTS = Path("runs/cold_starts") / EXPERIMENT
 PAGE = Path("docs/results/quickstart.md")
 PLOT = PAGE.with_suffix(".png")
@@ -57,7 +59,10 @@ class Arm:
             paths = RunPaths(root)
             if paths.finished.exists() and msgspec.yaml.decode(paths.config.read_bytes())["seed"] == self.seed:
                 return msgspec.json.decode(paths.finished.read_bytes())
-        raise SystemExit(f"no finished cold start for seed {self.seed}")
+        raise SystemExit(
+            f"no finished cold start for seed {self.seed} in {COLD_STARTS}; "
+            "its policy was made elsewhere: take it away from the cache, and start again"
+        )
 
     def find(self) -> RunPaths:
         """The newest finished run of this arm."""
@@ -89,6 +94,8 @@ class Result:
     after: PassTable
     difference: Estimate
     outcomes: Counter[str]
+    rollout_s: dict[str, float]
+    """Part -> mean wall seconds of a rollout."""
     evaluation_s: float
     """Wall time of both evaluations, from their first rollout's start to the last one's end."""
     cpu_s: dict[str, float]
@@ -124,10 +131,30 @@ def read_result(arm: Arm) -> Result:
         after=tabulate(evaluations[last]),
         difference=paired_difference(evaluations[first], evaluations[last]),
         outcomes=Counter(str(record.outcome) for record in records),
+        rollout_s=seconds_by_part(records),
         evaluation_s=sum(wall_seconds(evaluations[step]) for step in (first, last)),
         cpu_s=finished["cpu_s"],
         cold_start=arm.find_cold_start(),
     )
+
+
+def seconds_by_part(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    """Of a rollout, on average. The harness has what of its run is not the proxy's, the proxy what is not the engine's.
+
+    Calls of a harness that overlap count once each, so its own share is then too small.
+    """
+    times = [record.timings for record in records]
+    engine_s = sum(call.engine_s for record in records for call in record.calls)
+    calls_s = sum(call.duration_s for record in records for call in record.calls)
+    total = {
+        "sandbox": sum(one.boot_s + one.teardown_s for one in times),
+        "harness": sum(one.run_s for one in times) - calls_s,
+        "proxy": calls_s - engine_s,
+        "engine": engine_s,
+        "settling": sum(one.settle_s for one in times),
+        "verifier": sum(one.verify_s for one in times),
+    }
+    return {part: seconds / len(records) for part, seconds in total.items()}
 
 
 def wall_seconds(records: Iterable[RolloutRecord]) -> float:
@@ -137,8 +164,27 @@ def wall_seconds(records: Iterable[RolloutRecord]) -> float:
     return max(ends) - min(one.started_at for one in times)
 
 
+def measure_set_up() -> None:
+    """What `make quickstart` does before its first own work, in a clean clone with an empty cache."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["git", "clone", "-q", ".", f"{folder}/clone"], check=True)
+        environment = {**os.environ, "CLAWHPC_CACHE": f"{folder}/cache"}
+        for name, command in {
+            "packages": ["make", ".stamps/venv-cpu"],
+            "harness": ["containers/install_harness.sh", "claude_code", f"{folder}/cache"],
+        }.items():
+            began = time.monotonic()
+            subprocess.run(command, cwd=f"{folder}/clone", env=environment, check=True)
+            seconds[name] = time.monotonic() - began
+    SET_UP.parent.mkdir(parents=True, exist_ok=True)
+    SET_UP.write_bytes(msgspec.json.encode(seconds))
+
+
 def make_runs() -> None:
     """Run what has not finished yet; the output goes to the terminal."""
+    if not SET_UP.exists():
+        measure_set_up()
     for arm in ARMS:
         try:
             arm.find()
@@ -148,6 +194,7 @@ def make_runs() -> None:
                 began = time.monotonic()
                 subprocess.run([*command, *(arm.overrides if name == "train" else ())], check=True)
                 print(f"{name} of {arm.name}: {time.monotonic() - began:.0f} s", flush=True)
+                arm.find_cold_start()  # fails now rather than hours later
 
 
 def plot(results: list[Result]) -> None:
@@ -185,7 +232,8 @@ def page(results: list[Result]) -> Iterator[str]:
     cores = os.cpu_count()
     yield "# The quickstart, measured"
     yield ""
-    yield f"{date.today().isoformat()}, {cores} cores ({platform.machine()}), no GPU. Made by `python -m benchmarks.quickstart_results`."
+    last = max(result.paths.finished.stat().st_mtime for result in results)
+    yield f"{date.fromtimestamp(last).isoformat()}, {cores} cores ({platform.machine()}), no GPU. Made by `python -m benchmarks.quickstart_results`."
     yield ""
     yield (
         "A policy of about a million parameters, cold-started on oracle traces, learns by tree GRPO inside Claude Code 2.1.328 "
@@ -208,7 +256,8 @@ def page(results: list[Result]) -> Iterator[str]:
     yield ""
     yield (
         "The gap is the largest difference between the log-prob that vLLM gave when it drew a token and the one that the "
-        "learner computes for it with the same weights, over every sampled token of the run (fp32)."
+        "learner computes for it with the same weights (fp32), over every sampled token that trained: those of groups "
+        "whose rewards differ."
     )
     yield ""
     yield "## Where the time goes"
@@ -224,6 +273,18 @@ def page(results: list[Result]) -> Iterator[str]:
             "training: learning": lambda result: result.seconds("time/learn_s"),
         },
     )
+    set_up_s = msgspec.json.decode(SET_UP.read_bytes())
+    yield f"Set-up of a clean clone, once: packages {set_up_s['packages']:.0f} s, harness {set_up_s['harness']:.0f} s."
+    yield ""
+    yield from time_table(
+        results,
+        "Wall seconds of a rollout, mean",
+        {part: lambda result, part=part: result.rollout_s[part] for part in results[0].rollout_s},
+        digits=2,
+    )
+    config = msgspec.yaml.decode(results[0].paths.config.read_bytes())
+    yield f"{config['worker']['concurrency']} rollouts run at once on {cores} cores: most of this is waiting for a core."
+    yield ""
     yield from time_table(
         results,
         "CPU seconds",
@@ -252,12 +313,18 @@ def page(results: list[Result]) -> Iterator[str]:
     yield "```"
 
 
-def time_table(results: list[Result], title: str, columns: dict[str, Callable[[Result], float]]) -> Iterator[str]:
+def time_table(
+    results: list[Result], title: str, columns: dict[str, Callable[[Result], float]], *, digits: int = 0
+) -> Iterator[str]:
     """A line for each arm."""
     yield f"| {title} | " + " | ".join(columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
     for result in results:
-        yield f"| {result.arm.name} | " + " | ".join(f"{seconds(result):.0f}" for seconds in columns.values()) + " |"
+        yield (
+            f"| {result.arm.name} | "
+            + " | ".join(f"{seconds(result):.{digits}f}" for seconds in columns.values())
+            + " |"
+        )
     yield ""
 
 
