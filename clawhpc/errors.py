@@ -2,6 +2,7 @@
 
 ClawError
 ├── UserError           bad input: the message names the file or key and what to do; ends the program, exit code 2
+├── LaunchError         a collection or a worker failed for good; ends the program, exit code 1
 └── BoundaryError       a part of the machine failed; recorded as an infrastructure `Outcome`, never as reward 0
     ├── SandboxError    -> sandbox_failed
     ├── EngineError     -> engine_failed

@@ -62,7 +62,7 @@ class RunPaths:
 
     @property
     def workers(self) -> Path:
-        """A folder per worker: its claims, live log, engine log."""
+        """A folder per worker: what it was told, its engine log, its cost; and submitit's, with all logs."""
         return self.root / "workers"
 
     @property

@@ -59,7 +59,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What a harness asked for. In training the campaign's own values win, and the difference is counted."""
+    """What a harness asked for. In training the campaign's own values win."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -227,6 +227,12 @@ SANDBOX_HOME = "/root"
 """HOME inside a sandbox: a throwaway directory of the rollout."""
 
 
+TEARDOWN_S = 5.0
+"""Of a rollout's deadline, what verification leaves for removing the workspace."""
+LEAST_VERIFY_S = 3.0
+"""A verifier needs a sandbox of its own, and an interpreter in it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Bounds of one rollout. Reaching one is the outcome `limit` or `timeout`."""
@@ -234,7 +240,7 @@ class Limits:
     deadline_s: float = 120.0
     """Wall clock for the whole rollout, boot and teardown included (law 5)."""
     reserve_s: float = 20.0
-    """Of `deadline_s`, kept for settle, verify and teardown."""
+    """Of `deadline_s`, kept for settle, verify and teardown: what these take, if all goes slowly."""
     settle_s: float = 2.0
     """How long calls may go on after the harness has ended, before they are cancelled."""
     max_calls: int = 50
@@ -243,7 +249,13 @@ class Limits:
     """Live leaves of one conversation, after dead leaves and roles are dropped; more is `over_branched` (law 4)."""
 
     def __post_init__(self) -> None:
-        at_least(self, deadline_s=1, reserve_s=0, settle_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
+        at_least(self, deadline_s=1, settle_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
+        least_s = self.settle_s + LEAST_VERIFY_S + TEARDOWN_S
+        if not self.reserve_s >= least_s:
+            raise ValueError(
+                f"reserve_s={self.reserve_s}: must be at least {least_s:g}: settle_s={self.settle_s}, "
+                f"{LEAST_VERIFY_S:g} s for the verifier and {TEARDOWN_S:g} s for teardown"
+            )
         if self.reserve_s >= self.deadline_s:
             raise ValueError(f"reserve_s={self.reserve_s}: must be less than deadline_s={self.deadline_s}")
 

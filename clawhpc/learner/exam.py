@@ -52,7 +52,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Exam:
-    """Solved tasks that the policy does not train on."""
+    """Solved tasks, drawn apart from those of the lessons; a few may be in both."""
 
     trees: Mapping[Skill, Sequence[CallTree]]
     """Each ends with the last command of its solution; its commands are its sampled tokens."""
