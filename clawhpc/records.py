@@ -225,8 +225,6 @@ WORKSPACE_MOUNT = "/root/.openclaw/workspace"
 """Where ClawGym's reward scripts expect the workspace; both sandboxes present it there."""
 SANDBOX_HOME = "/root"
 """HOME inside a sandbox: a throwaway directory of the rollout."""
-
-
 TEARDOWN_S = 5.0
 """Of a rollout's deadline, what verification leaves for removing the workspace."""
 LEAST_VERIFY_S = 3.0

@@ -23,6 +23,7 @@ from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import Responder
 from clawhpc.proxy.session import CANCELLED, Session
 from clawhpc.records import (
+    TEARDOWN_S,
     CallRecord,
     ExecResult,
     GroupPlan,
@@ -37,6 +38,7 @@ from clawhpc.records import (
 from clawhpc.sandbox.base import PROXY_URL, Mount, Sandbox, SandboxCommand
 from clawhpc.tree.prune import prune_tree
 from clawhpc.verify.script import verify_workspace
+from clawhpc.wire.base import ContextOverflow
 
 OUTCOME_OF: dict[type[BoundaryError], Outcome] = {
     SandboxError: Outcome.SANDBOX_FAILED,
@@ -45,10 +47,10 @@ OUTCOME_OF: dict[type[BoundaryError], Outcome] = {
     VerifierError: Outcome.VERIFIER_FAILED,
 }
 """Which part of the machine failed -> how the rollout is recorded."""
-TEARDOWN_S = 5.0
-"""Of the deadline, what verification leaves for removing the workspace; more than that goes on in the background."""
-STUCK_SHARE = 0.5
-"""Of the time that a harness has. No completion takes so long but in an engine that hangs."""
+ENGINE_CHECK_S = 5.0
+"""An engine that draws at all answers somebody within this time, or draws one more token."""
+FIRST_REPLY_SHARE = 0.5
+"""Of the time that a harness has: a first reply that was drawn for longer has no end. A later one began late."""
 WORKSPACE, HOME, SOCKET = "workspace", "home", "p"
 """What lies in a rollout's folder. The socket's name is short: the path of a unix socket has 107 bytes at most."""
 
@@ -103,6 +105,8 @@ class Trace:
 
     calls: tuple[CallRecord, ...] = ()
     limit: str | None = None
+    overflow: ContextOverflow | None = None
+    """The last prompt that did not fit the window."""
     exec_result: ExecResult | None = None
     verdict: Verdict | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -156,9 +160,11 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
             with trace.phase("settle", ProxyError, deadline):
                 await session.settle(parts.limits.settle_s)
         finally:
-            trace.calls, trace.limit = session.calls(), session.limit
+            trace.calls, trace.limit, trace.overflow = session.calls(), session.limit, session.overflow
         if session.failure is not None:
             raise session.failure
+    with trace.phase("settle", EngineError, deadline - TEARDOWN_S):
+        await check_engine(trace, parts.responder)
     check_machine(trace, parts.limits)
     with trace.phase("verify", VerifierError, deadline):
         trace.verdict = await verify_workspace(
@@ -244,22 +250,37 @@ def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_u
     )
 
 
-def check_machine(trace: Trace, limits: Limits) -> None:
-    """Raise where it was the machine that kept the policy from ending its work: its reward would be a lie.
+async def check_engine(trace: Trace, responder: Responder) -> None:
+    """Raise EngineError where calls were left without an answer because the engine hangs.
 
-    EngineError when a call waited for most of the time, in vain; SandboxError when no call was answered at all.
+    Where it draws, they were long: a policy that does not come to an end has its timeout, and learns from it.
     """
-    result = trace.exec_result
-    if result is None or trace.limit is not None:
+    if cancelled_calls(trace):
+        await responder.check_drawing(within_s=ENGINE_CHECK_S)
+
+
+def cancelled_calls(trace: Trace) -> list[CallRecord]:
+    """Those that were still open when the harness had ended."""
+    return [call for call in trace.calls if call.failure == CANCELLED]
+
+
+def check_machine(trace: Trace, limits: Limits) -> None:
+    """Raise where no call was answered and that is not the policy's doing: its reward would be a lie.
+
+    EngineError for a window in which not even the first prompt fits, SandboxError for a harness that ended before. A
+    first reply that was drawn until the time was up is the policy's doing.
+    """
+    if any(call.reply is not None for call in trace.calls):
         return
-    patience_s = STUCK_SHARE * (limits.deadline_s - limits.reserve_s)
-    stuck = [call for call in trace.calls if call.failure == CANCELLED and call.duration_s > patience_s]
-    if stuck:
-        raise EngineError(f"call {stuck[0].call_id} was without an answer for {stuck[0].duration_s:.0f} s")
-    if not any(call.reply is not None for call in trace.calls):
-        ended = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
-        reason = "; ".join(call.failure for call in trace.calls) or (result.stderr_tail or result.stdout_tail)
-        raise SandboxError(f"the harness {ended} before a model call was answered: {reason.strip()[-500:]}")
+    if trace.overflow is not None:
+        raise EngineError(f"engine.max_model_len is too small for the first prompt of the harness: {trace.overflow}")
+    result, endless_s = trace.exec_result, FIRST_REPLY_SHARE * (limits.deadline_s - limits.reserve_s)
+    endless = any(call.duration_s > endless_s for call in cancelled_calls(trace))
+    if result is None or (result.timed_out and endless):
+        return
+    ended = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
+    reason = "; ".join(call.failure for call in trace.calls) or result.stderr_tail or result.stdout_tail
+    raise SandboxError(f"the harness {ended} before a model call was answered: {reason.strip()[-500:]}")
 
 
 def ending(trace: Trace) -> tuple[Outcome, str]:

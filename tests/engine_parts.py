@@ -147,7 +147,7 @@ class EngineHost:
 
 def connect(socket: Path, policy: TinyPolicy) -> VllmEngine:
     """A client of any server with `SETTINGS`."""
-    return VllmEngine(socket, max_model_len=SETTINGS.max_model_len, num_token_ids=policy.num_token_ids, timeout_s=120.0)
+    return VllmEngine(socket, max_model_len=SETTINGS.max_model_len, num_token_ids=policy.num_token_ids)
 
 
 @pytest.fixture(scope="session")

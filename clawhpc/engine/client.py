@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -33,8 +34,6 @@ class SamplingParams:
 
     max_tokens: int
     temperature: float = 1.0
-    top_p: float = 1.0
-    """Below 1, `sampling_logprobs` are those of the truncated distribution, which a learner cannot recompute."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
 
@@ -43,10 +42,15 @@ class Engine(Protocol):
     """Draws completions from the current policy."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
-        """What the policy draws after `prompt_ids`. Cancelling the scope aborts the request in the engine.
+        """What the policy draws after `prompt_ids`, however long that takes.
 
-        Raises `PromptTooLong` where no token fits after the prompt, `EngineError` for every other failure.
+        Cancelling the scope aborts the request in the engine. Raises `PromptTooLong` where no token fits after the
+        prompt, `EngineError` for every other failure.
         """
+        ...
+
+    async def check_drawing(self, *, within_s: float) -> None:
+        """Raise EngineError unless the engine answers anybody, within this time before or after the call."""
         ...
 
 
@@ -65,7 +69,10 @@ class VllmEngine:
     """An `Engine` over a vLLM server. An async context manager; use one per event loop.
 
     The server must run with `--logprobs-mode processed_logprobs`: log-probs are then those of the distribution that the
-    token was drawn from, after temperature and top_p, and not of the raw logits.
+    token was drawn from, after temperature, and not of the raw logits.
+
+    A request has no time limit of its own unless it names one: how long a completion may take, whoever waits for it
+    knows.
     """
 
     def __init__(
@@ -74,7 +81,6 @@ class VllmEngine:
         *,
         max_model_len: int,
         num_token_ids: int,
-        timeout_s: float = 600.0,
         explain: Callable[[], str] = lambda: "",
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
@@ -91,9 +97,10 @@ class VllmEngine:
         )
         self._max_model_len = max_model_len
         self._num_token_ids = num_token_ids
-        self._timeout_s = timeout_s
         self._explain = explain
         self._distrust = ""
+        self._answered_at = -math.inf
+        self._num_checks = count()
 
     async def __aenter__(self) -> VllmEngine:
         return self
@@ -115,7 +122,6 @@ class VllmEngine:
         sampling = {
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
-            "top_p": params.top_p,
             "seed": params.seed,
             "stop_token_ids": list(params.stop_token_ids),
             "logprobs": 0,
@@ -123,6 +129,16 @@ class VllmEngine:
         answer = await self._ask(prompt_ids, sampling, request_id)
         self._check_trust()
         return _generation(prompt_ids, answer, self._num_token_ids)
+
+    async def check_drawing(self, *, within_s: float) -> None:
+        """See `Engine`. Asks for one token where nobody has been answered lately: vLLM's `/health` sees no hang."""
+        if anyio.current_time() - self._answered_at <= within_s:
+            return
+        try:
+            with anyio.fail_after(within_s):
+                await self.generate((0,), SamplingParams(max_tokens=1), request_id=f"check-{next(self._num_checks)}")
+        except TimeoutError as error:
+            raise EngineError(f"the engine hangs: no token within {within_s:g} s{self._more()}") from error
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         """The log-prob of each of `token_ids[1:]` given those before it, at temperature 1, over the whole head."""
@@ -134,7 +150,7 @@ class VllmEngine:
         return tuple(_score_of(score, token) for score, token in zip(scores[1:], token_ids[1:], strict=True))
 
     async def post(
-        self, path: str, *, body: Any = None, query: dict[str, str] | None = None, timeout_s: float | None = None
+        self, path: str, *, body: Any = None, query: dict[str, str] | None = None, timeout_s: float = math.inf
     ) -> bytes:
         """What any route of the server answers. EngineError when it fails, is gone, or takes over `timeout_s`."""
         return await self._send("POST", path, body=body, query=query, timeout_s=timeout_s)
@@ -146,6 +162,7 @@ class VllmEngine:
     async def _ask(self, token_ids: Sequence[int], sampling: dict[str, Any], request_id: str) -> _Answer:
         body = {"token_ids": list(token_ids), "sampling_params": sampling, "request_id": request_id}
         content = await self.post("/inference/v1/generate", body=body)
+        self._answered_at = anyio.current_time()
         try:
             return msgspec.json.decode(content, type=_Answer)
         except msgspec.MsgspecError as error:
@@ -158,14 +175,13 @@ class VllmEngine:
         *,
         body: Any = None,
         query: dict[str, str] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float = math.inf,
     ) -> bytes:
-        limit = self._timeout_s if timeout_s is None else timeout_s
         try:
-            with anyio.fail_after(limit):
+            with anyio.fail_after(timeout_s):
                 response = await self._http.request(method, path, json=body, params=query)
         except TimeoutError as error:
-            raise EngineError(f"the engine gave no answer to {path} within {limit:g} s{self._more()}") from error
+            raise EngineError(f"the engine gave no answer to {path} within {timeout_s:g} s{self._more()}") from error
         except httpx2.TransportError as error:
             raise EngineError(f"the engine is gone: {type(error).__name__} at {path}{self._more()}") from error
         if response.status_code != httpx2.codes.OK:

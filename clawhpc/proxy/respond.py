@@ -92,6 +92,10 @@ class Responder(Protocol):
         """
         ...
 
+    async def check_drawing(self, *, within_s: float) -> None:
+        """Raise `EngineError` where it is no answer's length, but a hang, that keeps answers back."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySampling:
@@ -102,7 +106,6 @@ class PolicySampling:
     max_tokens: int = 4096
     """Tokens of one completion."""
     temperature: float = 1.0
-    top_p: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,10 @@ class PolicyResponder:
         )
         return Response(reply=reply, generation=generation, engine_s=engine_s)
 
+    async def check_drawing(self, *, within_s: float) -> None:
+        """See `Engine.check_drawing`."""
+        await self.engine.check_drawing(within_s=within_s)
+
     def _params(self, prompt: Prompt, draw: Draw) -> SamplingParams:
         """What the harness asked for counts only where it asks for fewer tokens."""
         bounds = [draw.max_tokens, self.sampling.max_tokens, self.sampling.context_window - prompt.num_tokens]
@@ -155,7 +162,6 @@ class PolicyResponder:
         return SamplingParams(
             max_tokens=max(1, min(bounds)),
             temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
             seed=draw.seed,
             stop_token_ids=self.renderer.stop_token_ids,
         )
@@ -178,3 +184,6 @@ class ScriptedResponder:
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
         """What the script says."""
         return Response(reply=self.script(prompt.conversation), generation=None)
+
+    async def check_drawing(self, *, within_s: float) -> None:
+        """A script does not hang."""

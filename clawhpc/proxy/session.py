@@ -30,7 +30,7 @@ Classify = Callable[[Mapping[str, str], Conversation], tuple[CallRole, dict[str,
 """A harness adapter's reading of a call: (headers in lower case, conversation) -> role, and the headers it read."""
 
 MAX_OVERFLOWS = 3
-"""A harness compacts when a prompt does not fit; one that sends a third such prompt is not helped by it."""
+"""A harness compacts when a prompt does not fit; one that sends a third such prompt in a row is not helped by it."""
 CANCELLED = "cancelled"
 """`CallRecord.failure` of a call that was still open when its session was settled."""
 BYTES_PER_TOKEN = 64
@@ -48,6 +48,8 @@ class Session:
 
     limit: str | None = None
     """The limit that the rollout has reached: `calls`, `sampled_tokens` or `context`."""
+    overflow: ContextOverflow | None = None
+    """The last prompt that did not fit the window."""
     failure: BoundaryError | None = None
     """The first failure of a part behind the proxy: the true cause of what the harness then does."""
 
@@ -94,8 +96,9 @@ class Session:
         """Raise `ContextOverflow` for a request of more than `max_bytes`. It counts as one that was read."""
         window = self._responder.context_window
         if window is not None and num_bytes > self.max_bytes:
-            self._note_overflow()
-            raise ContextOverflow(num_bytes // BYTES_PER_TOKEN, window)
+            overflow = ContextOverflow(num_bytes // BYTES_PER_TOKEN, window)
+            self._note_overflow(overflow)
+            raise overflow
 
     async def open_call(
         self,
@@ -239,6 +242,8 @@ class Session:
         response = await self._responder.respond(call.prompt, draw)
         self._memory.keep(call, response, ended=anyio.current_time())
         self._num_sampled += response.usage.output_tokens
+        if call.role is CallRole.MAIN:  # the answer to a compaction does not say yet that it has helped
+            self._num_overflows = 0
         call.response = response
 
     def _give_up(self, call: OpenCall, error: WireError) -> None:
@@ -246,9 +251,10 @@ class Session:
         self._undelivered.pop(call.key, None)
         self._memory.give_up(call, failure=str(error.__cause__ or error), ended=anyio.current_time())
         if isinstance(error, ContextOverflow):
-            self._note_overflow()
+            self._note_overflow(error)
 
-    def _note_overflow(self) -> None:
+    def _note_overflow(self, overflow: ContextOverflow) -> None:
+        self.overflow = overflow
         self._num_overflows += 1
         if self._num_overflows >= MAX_OVERFLOWS:
             self._stop(limit="context")

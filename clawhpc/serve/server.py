@@ -94,11 +94,11 @@ class PolicyServer:
         try:
             with anyio.fail_after(self._settings.startup_timeout_s):
                 await self._wait_until_healthy()
+                await self._set_version(policy.step)
+                await self._adopt(policy)
         except TimeoutError as error:
             limit = self._settings.startup_timeout_s
             raise EngineError(f"the engine did not start within {limit:g} s: {self.last_error()}") from error
-        await self._set_version(policy.step)
-        await self._adopt(policy)
 
     async def _wait_until_healthy(self) -> None:
         while self.alive:
@@ -182,7 +182,6 @@ async def serve_policy(
                 socket,
                 max_model_len=settings.max_model_len,
                 num_token_ids=num_token_ids,
-                timeout_s=settings.request_timeout_s,
                 explain=partial(last_words, process, engine_log),
             ) as engine,
         ):

@@ -30,8 +30,6 @@ class EngineSettings:
     """On CPU only. Where harnesses use the cores too, one thread is faster than two, which wait for each other."""
     startup_timeout_s: float = 300.0
     """From the start of the process to the first answer; 20 s on two idle cores, several times that on busy ones."""
-    request_timeout_s: float = 600.0
-    """For one completion."""
     load_timeout_s: float = 300.0
     """For new weights, the wait for completions in flight included."""
     stop_timeout_s: float = 5.0
@@ -39,6 +37,6 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         at_least(self, max_model_len=2, max_num_seqs=1, kv_cache_gib=0.01, gpu_memory_utilization=0.01, cpu_threads=1)
-        at_least(self, startup_timeout_s=1, request_timeout_s=0, load_timeout_s=0, stop_timeout_s=0)
+        at_least(self, startup_timeout_s=1, load_timeout_s=0, stop_timeout_s=0)
         if self.gpu_memory_utilization > 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be at most 1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,13 +15,9 @@ from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling, Responder, ScriptedResponder
 from clawhpc.records import GroupPlan, PolicyVersion, StepPlan
 from clawhpc.serve.server import PolicyServer, serve_policy
-from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import read_policy
 from clawhpc.tasks.oracle import oracle_reply, task_solution
 from clawhpc.worker.settings import WorkerSpec
-
-REQUEST_SHARE = 0.8
-"""Of the time that a harness has. A completion that takes longer is the engine's failure, not the policy's timeout."""
 
 
 class Desk(Protocol):
@@ -95,7 +90,7 @@ class PolicyDesk:
             raise EngineError(f"the engine has died {self._num_starts - 1} times; its log: {self._engine_log}")
         self._server = await self._stack.enter_async_context(
             self._serve(
-                self._engine_settings(),
+                self._spec.engine,
                 policy,
                 socket=self._ledger.scratch / f"engine{self._num_starts}",
                 log=self._engine_log,
@@ -104,12 +99,6 @@ class PolicyDesk:
             )
         )
         self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
-
-    def _engine_settings(self) -> EngineSettings:
-        """Those of the spec, but a completion fails before the harness that waits for it runs out of time."""
-        limits = self._spec.limits
-        bound_s = REQUEST_SHARE * (limits.deadline_s - limits.reserve_s)
-        return replace(self._spec.engine, request_timeout_s=min(self._spec.engine.request_timeout_s, bound_s))
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
         """The answers to one rollout's calls."""

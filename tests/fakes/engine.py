@@ -16,6 +16,7 @@ from renderers.base import ParsedResponse, ParsedToolCall
 
 from clawhpc.engine.client import SamplingParams
 from clawhpc.engine.render import RecordedReply, RenderedPrompt
+from clawhpc.errors import EngineError
 from clawhpc.records import Conversation, Generation, Graft, Message, VersionSpan
 
 START, END = 256, 257
@@ -58,6 +59,8 @@ class FakeEngine:
     script: Callable[[str], str | Generation | Exception]
     gate: anyio.Event | None = None
     """Draws wait for it."""
+    hangs: bool = False
+    """It answers nobody; else what waits is a long completion."""
     delay_s: float = 0.0
     draw_ids: Callable[[str], Ids] = encode_reply
     """What is drawn to say a text, its stop token included."""
@@ -84,6 +87,10 @@ class FakeEngine:
         if isinstance(said, Generation):
             return said
         return draw(request.prompt_ids, self.draw_ids(said), params.max_tokens)
+
+    async def check_drawing(self, *, within_s: float) -> None:
+        if self.hangs:
+            raise EngineError("the engine hangs")
 
 
 def draw(prompt_ids: Ids, whole: Ids, max_tokens: int) -> Generation:

@@ -76,7 +76,7 @@ async def test_the_request_says_what_is_to_be_drawn() -> None:
         bodies.append(json.loads(request.content))
         return httpx2.Response(200, json=answer([7]))
 
-    params = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, seed=11, stop_token_ids=(9,))
+    params = SamplingParams(max_tokens=5, temperature=0.7, seed=11, stop_token_ids=(9,))
     async with engine(handler) as client:
         await client.generate((1, 2), params, request_id="rollout-1")
     assert bodies == [
@@ -86,7 +86,6 @@ async def test_the_request_says_what_is_to_be_drawn() -> None:
             "sampling_params": {
                 "max_tokens": 5,
                 "temperature": 0.7,
-                "top_p": 0.9,
                 "seed": 11,
                 "stop_token_ids": [9],
                 "logprobs": 0,
@@ -183,9 +182,26 @@ async def test_a_silent_engine_is_given_up() -> None:
         await anyio.sleep_forever()
         raise AssertionError
 
-    async with engine(handler, timeout_s=0.01) as client:
-        with pytest.raises(EngineError, match=r"no answer to /inference/v1/generate within 0.01 s"):
-            await client.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+    async with engine(handler) as client:
+        with pytest.raises(EngineError, match=r"no answer to /health within 0.01 s"):
+            await client.check_health(timeout_s=0.01)
+        with pytest.raises(EngineError, match=r"the engine hangs: no token within 0.01 s; ValueError: no memory"):
+            await client.check_drawing(within_s=0.01)
+
+
+async def test_an_engine_draws_that_has_answered_lately_or_gives_a_token_when_asked() -> None:
+    asked: list[Any] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        asked.append(json.loads(request.content))
+        return httpx2.Response(200, json=answer([7]))
+
+    async with engine(handler) as client:
+        await client.check_drawing(within_s=5)
+        await client.check_drawing(within_s=5)
+        assert [body["sampling_params"]["max_tokens"] for body in asked] == [1]
+        await client.check_drawing(within_s=-1)
+        assert asked[0]["request_id"] != asked[1]["request_id"]
 
 
 async def test_what_a_distrusted_engine_draws_is_refused_also_in_flight() -> None:

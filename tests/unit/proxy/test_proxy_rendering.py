@@ -44,6 +44,9 @@ class SlowToRender:
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
         return await self.policy.respond(prompt, draw)
 
+    async def check_drawing(self, *, within_s: float) -> None:
+        await self.policy.check_drawing(within_s=within_s)
+
 
 async def begun(responder: SlowToRender) -> None:
     """Return when a thread has begun to render."""

@@ -37,12 +37,12 @@ async def test_a_call_is_recorded_with_what_the_engine_received_and_drew() -> No
 
 async def test_the_campaign_chooses_the_sampling_whatever_the_harness_asks_for() -> None:
     engine = FakeEngine(replies("a", "b"))
-    sampling = PolicySampling(context_window=1000, max_tokens=50, temperature=0.7, top_p=1.0)
+    sampling = PolicySampling(context_window=1000, max_tokens=50, temperature=0.7)
     async with session_of(policy(engine, sampling)) as session:
         await ask(session, user("hi"), temperature=0.0, top_p=0.1, max_tokens=32_000)
         await ask(session, user("hello"), max_tokens=5)
     first, second = (request.params for request in engine.requests)
-    assert (first.temperature, first.top_p, first.max_tokens, first.stop_token_ids) == (0.7, 1.0, 50, (END,))
+    assert (first.temperature, first.max_tokens, first.stop_token_ids) == (0.7, 50, (END,))
     assert second.max_tokens == 5
     assert (first.seed, second.seed) == (derive_seed(7, 0), derive_seed(7, 1))
     assert first.seed != second.seed
@@ -223,6 +223,28 @@ async def test_a_prompt_that_does_not_fit_is_refused_and_the_third_one_is_a_limi
             assert session.calls()[attempt].failure == "prompt of 69 tokens, but the window holds 40"
         assert session.limit == "context"
         assert engine.requests == []
+
+
+async def test_a_harness_that_compacts_with_success_may_overflow_again_and_again() -> None:
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine, PolicySampling(context_window=40))) as session:
+        for _ in range(3):
+            for _ in range(MAX_OVERFLOWS - 1):
+                with pytest.raises(ContextOverflow):
+                    await open_call(session, user("x" * 50))
+            await ask(session, user("short"))
+        assert session.limit is None
+
+
+async def test_an_answer_to_another_than_the_main_loop_does_not_show_that_it_was_helped() -> None:
+    engine = FakeEngine(lambda prompt: "abc")
+    async with session_of(policy(engine, PolicySampling(context_window=40))) as session:
+        for _ in range(MAX_OVERFLOWS):
+            assert session.limit is None
+            await ask(session, user("short"), headers={AGENT_HEADER: "a"})
+            with pytest.raises(ContextOverflow):
+                await open_call(session, user("x" * 50))
+        assert session.limit == "context"
 
 
 async def test_an_overflow_that_only_the_engine_sees_counts_too_and_is_tried_anew() -> None:

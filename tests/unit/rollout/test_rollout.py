@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,34 @@ import anyio.lowlevel
 import pytest
 
 from clawhpc.errors import EngineError, SandboxError
-from clawhpc.records import ExecResult, Outcome, RolloutRecord
-from clawhpc.rollout import run_rollout
+from clawhpc.proxy.respond import PolicySampling
+from clawhpc.records import ExecResult, Limits, Outcome, RolloutRecord
+from clawhpc.rollout import Trace, check_machine, run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine, replies
 from tests.fakes.records import make_task
-from tests.fakes.rollout import OK, FakeSandbox, ask, hang, one_call, parts_of, plan_of, roll
+from tests.fakes.rollout import OK, FakeSandbox, Program, ask, hang, one_call, parts_of, plan_of, roll
 
 pytestmark = pytest.mark.anyio
+TIMED_OUT = replace(OK, exit_code=124, timed_out=True)
+
+
+def call_and_wait_in_vain(engine: FakeEngine, *, answered: int) -> Program:
+    """The calls that are answered, and one that waits at the engine's gate when the time is up."""
+
+    async def program(command: SandboxCommand) -> ExecResult:
+        gate, engine.gate = engine.gate, None
+        for number in range(answered):
+            await ask(command, f"call {number}")
+        engine.gate, engine.asked = gate, anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, command, "hello")
+            await engine.asked.wait()
+            tasks.cancel_scope.cancel()
+        return TIMED_OUT
+
+    return program
 
 
 async def test_a_rollout_that_ends_well_has_its_calls_and_its_verdict(tmp_path: Path) -> None:
@@ -69,7 +89,7 @@ async def test_a_harness_that_times_out_is_still_verified(tmp_path: Path) -> Non
         await one_call(command)
         return await hang(command)
 
-    record = await roll(tmp_path, FakeSandbox(call_and_hang), deadline_s=8.0, reserve_s=6.5)
+    record = await roll(tmp_path, FakeSandbox(call_and_hang), deadline_s=10.0, reserve_s=8.5)
     assert record.outcome is Outcome.TIMEOUT
     assert record.trains
 
@@ -114,16 +134,48 @@ async def test_an_engine_that_fails_is_the_cause_whatever_the_harness_then_does(
     assert record.verdict is None
 
 
-async def test_an_engine_that_hangs_is_no_reward_of_the_policy(tmp_path: Path) -> None:
-    engine = FakeEngine(replies("never"), gate=anyio.Event())
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_an_engine_that_hangs_is_no_reward_of_the_policy(tmp_path: Path, answered: int) -> None:
+    engine = FakeEngine(lambda prompt: "never", gate=anyio.Event(), hangs=True)
+    sandbox = FakeSandbox(call_and_wait_in_vain(engine, answered=answered))
+    record = await roll(tmp_path, sandbox, policy(engine))
+    assert (record.outcome, record.detail) == (Outcome.ENGINE_FAILED, "the engine hangs")
+    assert record.verdict is None
 
-    async def ask_in_vain(command: SandboxCommand) -> ExecResult:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(3.0):
-            await ask(command, "hello")
-        return await hang(command)
 
-    record = await roll(tmp_path, FakeSandbox(ask_in_vain), policy(engine), deadline_s=8.0, reserve_s=6.5)
+async def test_a_policy_that_does_not_come_to_an_end_has_its_timeout_and_trains(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda prompt: "endless", gate=anyio.Event())
+    record = await roll(tmp_path, FakeSandbox(call_and_wait_in_vain(engine, answered=1)), policy(engine))
+    assert record.outcome is Outcome.TIMEOUT
+    assert [call.failure for call in record.calls] == ["", "cancelled"]
+    assert record.trains
+
+
+async def test_a_first_reply_without_end_is_the_policys_doing_if_it_had_most_of_the_time(tmp_path: Path) -> None:
+    (answered,) = (await roll(tmp_path, FakeSandbox(one_call))).calls
+    for open_s, told in ((14.0, None), (4.0, "ran out of time before a model call was answered: cancelled")):
+        call = replace(answered, reply=None, tokens=None, failure="cancelled", duration_s=open_s)
+        trace = Trace(calls=(call,), exec_result=TIMED_OUT)
+        with pytest.raises(SandboxError, match=told) if told else nullcontext():
+            check_machine(trace, Limits(deadline_s=30, reserve_s=10))
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+async def test_a_window_too_small_for_the_first_prompt_is_a_failure_of_the_machine(
+    tmp_path: Path, patience: int
+) -> None:
+    async def give_up(command: SandboxCommand) -> ExecResult:
+        for _ in range(patience):
+            with anyio.CancelScope(shield=True):
+                assert await ask(command, "x" * 100) == 400
+        return replace(OK, exit_code=1, stderr_tail="Prompt is too long")
+
+    small = policy(FakeEngine(replies()), PolicySampling(context_window=40))
+    record = await roll(tmp_path, FakeSandbox(give_up), small)
     assert record.outcome is Outcome.ENGINE_FAILED
+    assert (
+        "engine.max_model_len is too small for the first prompt of the harness: prompt of 119 tokens" in record.detail
+    )
     assert record.verdict is None
 
 
@@ -133,7 +185,7 @@ async def test_a_failed_engine_ends_the_harness_early(tmp_path: Path) -> None:
         return await hang(command)
 
     responder = policy(FakeEngine(replies(EngineError("dead"))))
-    record = await roll(tmp_path, FakeSandbox(wait_for_ever), responder, deadline_s=60.0, reserve_s=2.0)
+    record = await roll(tmp_path, FakeSandbox(wait_for_ever), responder, deadline_s=60.0)
     assert record.outcome is Outcome.ENGINE_FAILED
 
 
@@ -146,7 +198,7 @@ async def test_a_limit_ends_the_harness_and_the_workspace_is_verified(tmp_path: 
                 await ask(command, *words)
             await anyio.lowlevel.checkpoint()
 
-    record = await roll(tmp_path, FakeSandbox(loop), max_calls=2, deadline_s=60.0, reserve_s=2.0)
+    record = await roll(tmp_path, FakeSandbox(loop), max_calls=2, deadline_s=60.0)
     assert (record.outcome, record.detail) == (Outcome.LIMIT, "calls")
     assert len(record.calls) == 2
     assert record.trains
@@ -163,7 +215,7 @@ async def test_a_verifier_that_says_nonsense_is_an_outcome_and_no_reward(tmp_pat
 
 
 async def test_a_verifier_that_hangs_is_stopped_within_the_deadline(tmp_path: Path) -> None:
-    record = await roll(tmp_path, FakeSandbox(one_call, hang), deadline_s=7.5, reserve_s=2.0)
+    record = await roll(tmp_path, FakeSandbox(one_call, hang), deadline_s=10.2, reserve_s=8.2)
     assert record.outcome is Outcome.VERIFIER_FAILED
 
 
@@ -215,3 +267,10 @@ async def test_too_many_live_leaves_discard_the_rollout_but_keep_its_reward(tmp_
     assert record.outcome is Outcome.OVER_BRANCHED
     assert record.verdict is not None
     assert not record.trains
+
+
+@pytest.mark.parametrize(("reserve_s", "settle_s"), [(0, 2), (5, 0), (8.5, 1), (float("nan"), 1)])
+def test_a_reserve_that_leaves_the_verifier_no_time_is_refused(reserve_s: float, settle_s: float) -> None:
+    with pytest.raises(ValueError, match=r"reserve_s=.*: must be at least .*settle_s="):
+        Limits(deadline_s=60, reserve_s=reserve_s, settle_s=settle_s)
+    Limits(deadline_s=60, reserve_s=10, settle_s=2)

@@ -45,8 +45,11 @@ class Script:
     faults: dict[str, Callable[[], Any]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     logprob: float = -1.0
+    deadlines: list[float] = field(default_factory=list)
+    """Of each request, by the event loop's clock."""
 
     async def answer(self, request: httpx2.Request) -> httpx2.Response:
+        self.deadlines.append(anyio.current_effective_deadline())
         self.asked.append(request.url.raw_path.decode())
         if request.url.path in self.faults:
             return await self.faults[request.url.path]()
@@ -95,6 +98,20 @@ async def test_the_prefix_cache_is_emptied_before_calls_go_on(tmp_path: Path, po
     await running.load(policy)
     assert script.asked == ORDER
     assert running.policy_step == 7
+
+
+@pytest.mark.anyio
+async def test_nothing_but_its_own_timeout_bounds_a_load_or_a_start(tmp_path: Path, policy: PolicyVersion) -> None:
+    script = Script()
+    running = server(script, tmp_path, load_timeout_s=5_000, startup_timeout_s=9_000)
+    began = anyio.current_time()
+    await running._start(policy)
+    health, *starting = script.deadlines
+    assert health < began + 60
+    assert starting == pytest.approx([began + 9_000] * 2, abs=60)
+    script.deadlines.clear()
+    await running.load(policy)
+    assert script.deadlines == pytest.approx([began + 5_000] * len(ORDER), abs=60)
 
 
 @pytest.mark.anyio

@@ -44,11 +44,9 @@ class FakeServe:
     """In place of `serve_policy`: remembers the servers that it started."""
 
     servers: list[FakeServer] = field(default_factory=list)
-    settings: list[EngineSettings] = field(default_factory=list)
 
     @asynccontextmanager
     async def __call__(self, settings: EngineSettings, policy: PolicyVersion, **rest: Any) -> AsyncIterator[FakeServer]:
-        self.settings.append(settings)
         self.servers.append(FakeServer(policy.step))
         yield self.servers[-1]
 
@@ -111,14 +109,6 @@ async def test_an_engine_that_died_is_started_again_until_it_has_died_too_often(
         serve.servers[1].alive = False
         with pytest.raises(EngineError, match=r"has died 2 times.*engine\.log"):
             await desk.make_ready(plan_of(0))
-
-
-async def test_a_completion_fails_before_the_harness_that_waits_for_it_is_out_of_time(tmp_path: Path) -> None:
-    write_policies(RunPaths(tmp_path), 0)
-    serve = FakeServe()
-    async with AsyncExitStack() as stack:
-        await desk_of(tmp_path, stack, serve).make_ready(plan_of(0))
-    assert serve.settings[0].request_timeout_s == pytest.approx(40)
 
 
 async def test_the_oracle_answers_a_capture_and_no_engine_starts(tmp_path: Path) -> None:
