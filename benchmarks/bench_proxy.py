@@ -67,6 +67,9 @@ class InstantEngine:
             weight_versions=(VersionSpan(version=0, start=0, end=length),),
         )
 
+    async def check_drawing(self, *, within_s: float) -> None:
+        """It always does."""
+
 
 def classify(headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
     """Every call is the main loop's."""
@@ -109,7 +112,12 @@ async def serve_sessions(pipe: Connection, folder: Path, kind: str) -> None:
     async with serve(read_only, folder / "direct.sock", shutdown_s=1.0):
         while await anyio.to_thread.run_sync(pipe.recv) == "open":
             async with open_session(
-                responder=responder, classify=classify, limits=limits, seed=0, socket=folder / "proxy.sock"
+                responder=responder,
+                classify=classify,
+                limits=limits,
+                seed=0,
+                socket=folder / "proxy.sock",
+                model="policy",
             ) as session:
                 pipe.send(session.base_path)
                 while await anyio.to_thread.run_sync(pipe.recv) == "cpu":

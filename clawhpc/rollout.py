@@ -152,6 +152,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
         limits=parts.limits,
         seed=plan.seed,
         socket=folder / SOCKET,
+        model=parts.model,
         now=parts.now,
     ) as session:
         try:

@@ -16,6 +16,10 @@ from clawhpc.records import CallRole, Conversation, LaunchPlan
 
 WireName = Literal["anthropic", "openai_chat"]
 
+PACKAGED_CONTAINERS = Path(__file__).parents[1] / "containers"
+CONTAINERS_DIR = PACKAGED_CONTAINERS if PACKAGED_CONTAINERS.is_dir() else Path(__file__).parents[2] / "containers"
+"""In an installed package inside it, in a checkout beside it."""
+
 INSTALL_MOUNT = "/harness"
 """Where a sandbox shows the install folder, read-only: at the top, where images have no folder of their own."""
 API_KEY = "sk-clawhpc"
@@ -76,5 +80,5 @@ def check_binaries(name: str, folder: Path, *binaries: str) -> None:
     """Raise `UserError` unless all of `binaries` lie in `folder`, the install of harness `name`, and can be run."""
     for binary in binaries:
         if not os.access(folder / binary, os.X_OK):
-            remedy = f"containers/install_harness.sh {name} {folder.parent.parent}"
+            remedy = f"{CONTAINERS_DIR / 'install_harness.sh'} {name} {folder.parent.parent}"
             raise UserError(f"harness {name}: no program {folder / binary}; run: {remedy}")

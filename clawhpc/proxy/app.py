@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,19 +25,12 @@ from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ErrorKind, Json, ReplyHead, WireError, WireProtocol
 from clawhpc.wire.openai_chat import OpenAIChat
 
-
-@dataclass(frozen=True, kw_only=True)
-class ProxySettings:
-    """How the proxy serves."""
-
-    keep_alive_s: float = 8.0
-    """Between the events of a silent stream. The strictest harness seen gives up after 90 s; 10 s is usual."""
-    max_body_bytes: int = 64 * 2**20
-    """Of a request; one that is larger gets 413. Most windows allow less: `Session.max_bytes`."""
-    shutdown_s: float = 2.0
-    """How long answers may still be written after the session has ended."""
-    model: str = "policy"
-    """The name in the list of models. Requests may name any."""
+KEEP_ALIVE_S = 8.0
+"""Between the events of a silent stream. The strictest harness seen gives up after 90 s; 10 s is usual."""
+MAX_BODY_BYTES = 64 * 2**20
+"""Of a request; one that is larger gets 413. Most windows allow less: `Session.max_bytes`."""
+SHUTDOWN_S = 2.0
+"""How long answers may still be written after the session has ended."""
 
 
 @asynccontextmanager
@@ -49,18 +41,18 @@ async def open_session(
     limits: Limits,
     seed: int,
     socket: Path,
-    settings: ProxySettings | None = None,
+    model: str,
+    keep_alive_s: float = KEEP_ALIVE_S,
     now: Callable[[], float] = time.time,
 ) -> AsyncIterator[Session]:
     """A session that answers on `socket` until the block ends; `Session.settle` ends it in an orderly way before.
 
-    Raises `ProxyError` when the socket cannot be made.
+    `model`: the name in the list of models; requests may name any. Raises `ProxyError` when the socket cannot be made.
     """
-    settings = settings or ProxySettings()
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             session = Session(responder=responder, classify=classify, limits=limits, seed=seed, tasks=tasks, now=now)
-            async with serve(build_app(session, settings), socket, shutdown_s=settings.shutdown_s):
+            async with serve(build_app(session, model, keep_alive_s), socket, shutdown_s=SHUTDOWN_S):
                 try:
                     yield session
                 finally:
@@ -68,24 +60,24 @@ async def open_session(
                         await session.settle(0.0)
 
 
-def build_app(session: Session, settings: ProxySettings) -> ASGIApp:
+def build_app(session: Session, model: str, keep_alive_s: float) -> ASGIApp:
     """Everything below the session's path, and 404 for all else."""
     anthropic, chat = Anthropic(), OpenAIChat()
-    answering = partial(_answer, session, settings)
+    answering = partial(_answer, session, keep_alive_s)
     routes = [
         Route("/v1/messages", partial(answering, anthropic), methods=["POST"]),
-        Route("/v1/messages/count_tokens", partial(_count_tokens, session, settings, anthropic), methods=["POST"]),
+        Route("/v1/messages/count_tokens", partial(_count_tokens, session, anthropic), methods=["POST"]),
         Route("/v1/chat/completions", partial(answering, chat), methods=["POST"]),
-        Route("/v1/models", partial(_list_models, chat.models_body(settings.model)), methods=["GET"]),
+        Route("/v1/models", partial(_list_models, chat.models_body(model)), methods=["GET"]),
         Route("/", _probe, methods=["GET", "HEAD"]),
     ]
     base = Route(session.base_path, _probe, methods=["GET", "HEAD"])
     return Starlette(routes=[base, Mount(session.base_path, routes=routes)])
 
 
-async def _answer(session: Session, settings: ProxySettings, protocol: WireProtocol, request: Request) -> ASGIApp:
+async def _answer(session: Session, keep_alive_s: float, protocol: WireProtocol, request: Request) -> ASGIApp:
     try:
-        body = await _read_body(session, settings, request)
+        body = await _read_body(session, request)
         wire = protocol.parse_request(body)
         call = await session.open_call(
             protocol=protocol.name,
@@ -109,14 +101,14 @@ async def _answer(session: Session, settings: ProxySettings, protocol: WireProto
         protocol=protocol,
         head=head,
         stream=wire.conversation.stream,
-        keep_alive_s=settings.keep_alive_s,
+        keep_alive_s=keep_alive_s,
         on_delivered=session.mark_delivered,
     )
 
 
-async def _count_tokens(session: Session, settings: ProxySettings, protocol: Anthropic, request: Request) -> Response:
+async def _count_tokens(session: Session, protocol: Anthropic, request: Request) -> Response:
     try:
-        body = await _read_body(session, settings, request)
+        body = await _read_body(session, request)
         wire = protocol.parse_request(body)
         return json_response({"input_tokens": await session.count_tokens(wire.conversation, len(body))})
     except WireError as error:
@@ -132,7 +124,7 @@ async def _probe(request: Request) -> Response:
     return Response()
 
 
-async def _read_body(session: Session, settings: ProxySettings, request: Request) -> bytes:
+async def _read_body(session: Session, request: Request) -> bytes:
     """The whole body, if it can fit the window. One that cannot is received all the same, or its sender would not
     look for the answer; nothing of it is kept.
     """
@@ -141,8 +133,8 @@ async def _read_body(session: Session, settings: ProxySettings, request: Request
     try:
         async for chunk in request.stream():
             num_bytes += len(chunk)
-            if num_bytes > settings.max_body_bytes:
-                raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {settings.max_body_bytes} bytes")
+            if num_bytes > MAX_BODY_BYTES:
+                raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {MAX_BODY_BYTES} bytes")
             if num_bytes <= session.max_bytes:
                 chunks.append(chunk)
             else:

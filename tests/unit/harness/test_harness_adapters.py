@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,12 @@ def test_the_plan_is_the_same_for_every_rollout_but_for_url_and_instruction(name
 @BOTH
 def test_a_missing_program_is_a_user_error_that_names_it_and_the_remedy(name: str, tmp_path: Path) -> None:
     root = tmp_path / "cache" / "harness"
-    with pytest.raises(
-        UserError, match=rf"no program {harness(name, root).install_dir}/.*install_harness\.sh {name} {tmp_path}/cache"
-    ):
+    with pytest.raises(UserError, match=f"no program {harness(name, root).install_dir}/") as caught:
         harness(name, root).check_install()
+    script, *arguments = str(caught.value).partition("; run: ")[2].split()
+    assert Path(script).is_file()
+    assert os.access(script, os.X_OK)
+    assert arguments == [name, f"{tmp_path}/cache"]
 
 
 @BOTH

@@ -15,7 +15,7 @@ import pytest
 from anyio.abc import ByteReceiveStream
 
 from clawhpc.errors import EngineError, ProxyError
-from clawhpc.proxy.app import ProxySettings, open_session
+from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import PolicySampling, Responder, ScriptedResponder
 from clawhpc.proxy.session import ALWAYS_READ_BYTES, Session
 from clawhpc.records import Limits, Reply
@@ -24,8 +24,6 @@ from tests.fakes.engine import FakeEngine, replies
 
 pytestmark = pytest.mark.anyio
 
-QUICK = ProxySettings(keep_alive_s=0.05, shutdown_s=0.5, max_body_bytes=10_000)
-
 
 @asynccontextmanager
 async def serving(
@@ -33,7 +31,6 @@ async def serving(
     folder: Path,
     *,
     sampling: PolicySampling = ROOMY,
-    settings: ProxySettings = QUICK,
 ) -> AsyncIterator[tuple[Session, httpx2.AsyncClient]]:
     """A session and a client whose base URL is the session's."""
     socket = folder / "p.sock"
@@ -44,7 +41,8 @@ async def serving(
             limits=Limits(),
             seed=0,
             socket=socket,
-            settings=settings,
+            model="policy-7",
+            keep_alive_s=0.05,
         ) as session,
         client_of(session, socket) as client,
     ):
@@ -156,8 +154,8 @@ async def test_an_overflow_is_an_http_error_also_for_a_stream(tmp_path: Path) ->
 
 
 async def test_a_body_too_long_for_the_window_is_an_overflow_in_the_protocols_words(tmp_path: Path) -> None:
-    small, roomy = PolicySampling(context_window=20), ProxySettings(shutdown_s=0.5)
-    async with serving(FakeEngine(replies()), tmp_path, sampling=small, settings=roomy) as (session, client):
+    small = PolicySampling(context_window=20)
+    async with serving(FakeEngine(replies()), tmp_path, sampling=small) as (session, client):
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             response = await client.post(path, content=b"[" * (3 * ALWAYS_READ_BYTES))
             assert response.status_code == 400
@@ -173,7 +171,7 @@ async def test_the_small_endpoints_answer(tmp_path: Path) -> None:
         assert (await client.head("")).status_code == 200
         assert (await client.head("/")).status_code == 200
         models = (await client.get("/v1/models")).json()
-        assert [model["id"] for model in models["data"]] == ["policy"]
+        assert [model["id"] for model in models["data"]] == ["policy-7"]
         counted = (await client.post("/v1/messages/count_tokens", json=anthropic_body())).json()
         await client.post("/v1/messages", json=anthropic_body())
         assert counted == {"input_tokens": len(engine.requests[0].prompt_ids)}
@@ -204,7 +202,10 @@ async def test_nobody_gets_in_without_the_token_or_after_the_end(tmp_path: Path)
         (b" " * 20_000, 413),
     ],
 )
-async def test_bad_bodies_are_refused_without_a_call(tmp_path: Path, content: bytes, status: int) -> None:
+async def test_bad_bodies_are_refused_without_a_call(
+    tmp_path: Path, content: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawhpc.proxy.app.MAX_BODY_BYTES", 10_000)
     async with serving(FakeEngine(replies()), tmp_path) as (session, client):
         for path in ("/v1/messages", "/v1/chat/completions"):
             response = await client.post(path, content=content)
@@ -261,7 +262,10 @@ async def test_a_failure_of_the_block_cancels_calls_and_passes_as_it_is(tmp_path
     assert [call.failure for call in sessions[0].calls()] == ["cancelled"]
 
 
-async def test_a_harness_that_stops_reading_does_not_hold_the_session_open(tmp_path: Path) -> None:
+async def test_a_harness_that_stops_reading_does_not_hold_the_session_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawhpc.proxy.app.SHUTDOWN_S", 0.5)
     endless = ScriptedResponder(script=lambda conversation: Reply(text="x" * 5_000_000))
     async with serving(endless, tmp_path) as (session, client):
         stream = await anyio.connect_unix(tmp_path / "p.sock")

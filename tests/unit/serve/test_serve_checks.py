@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
-from clawhpc.serve.checks import check_policy_folder, check_probe, check_window, read_shape
+from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, check_window, read_shape
 
 PROBE = Probe(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), tolerance=1e-3)
 
@@ -84,3 +86,14 @@ def test_a_window_that_the_configuration_does_not_tell_is_the_engines_to_judge(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8, **unknown}))
     check_window(tmp_path, read_shape(tmp_path), 32768)
+
+
+def test_a_missing_vllm_is_told_with_the_commands_of_the_makefile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError) as caught:
+        check_vllm()
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    for pattern in (r"https://\S+/whl/cpu", r"-y (torchvision .*)"):
+        found = re.search(pattern, makefile)
+        assert found is not None
+        assert found[0] in str(caught.value)
