@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clawhpc.errors import UserError
+from clawhpc.lock import alone
 from clawhpc.paths import RunPaths
 from clawhpc.store import write_atomic
 
@@ -18,10 +16,10 @@ def open_run(folder: Path, config: bytes) -> Iterator[RunPaths]:
     """The unfinished run in `folder` with this very configuration, or a new one; nobody else has it within the block.
 
     So the same command goes on after a kill, and begins afresh after a run that has finished. UserError when another
-    process is at work on it.
+    process is at work on it, or where its file system cannot tell.
     """
     paths = find_run(folder, config) or new_run(folder, config)
-    with run_lock(paths):
+    with alone(paths.lock, paths.root):
         yield paths
 
 
@@ -52,18 +50,3 @@ def new_run(folder: Path, config: bytes) -> RunPaths:
 def run_numbers(folder: Path) -> list[int]:
     """The numbers of the runs in `folder`."""
     return [int(root.name) for root in folder.glob("*") if root.name.isdecimal()]
-
-
-@contextmanager
-def run_lock(paths: RunPaths) -> Iterator[None]:
-    """Only one process at a time writes a run. UserError names the one that does."""
-    with paths.lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise UserError(f"{paths.root} is in use by {file.read().strip() or 'another process'}") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
-        yield

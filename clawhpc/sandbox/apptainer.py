@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawhpc.sandbox.base import Mount
-from clawhpc.sandbox.root import Root
+from clawhpc.sandbox.root import Root, kernel_settings
 
 PREFIX = "apptainer"
 """In the cache folder: where containers/install_apptainer.sh puts one."""
-KERNEL_SETTINGS = Mount(source=Path("/proc/sys"), target="/proc/sys")
-"""Read-only on top of /proc: a real root may write there even without a capability."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Apptainer:
             "--no-privs",
             *(("--userns",) if os.getuid() == 0 else ()),  # root would go without, and keep what it may do
         )
-        binds = [part for mount in (KERNEL_SETTINGS, *mounts) for part in ("--mount", _mount_text(mount))]
+        binds = [part for mount in (*kernel_settings(), *mounts) for part in ("--mount", _mount_text(mount))]
         return [self.program, "--quiet", "exec", *isolation, *binds, "--pwd", "/", str(root.base), *inner]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawhpc.sandbox.base import Mount
-from clawhpc.sandbox.root import Root
+from clawhpc.sandbox.root import Root, kernel_settings
 
 TOP_LEVEL = ("bin", "etc", "lib", "lib32", "lib64", "libx32", "opt", "sbin", "usr", "var")
 """Taken from the root as they are; all else at the top is made fresh, so that mount points can be."""
@@ -44,16 +44,8 @@ class Bubblewrap:
             "--die-with-parent",  # killed with us, before the watchdog looks
             "--as-pid-1",  # init.py is the first process, which nothing inside can kill
         )
-        devices = (
-            "--dev",
-            "/dev",
-            "--proc",
-            "/proc",
-            "--ro-bind",
-            "/proc/sys",
-            "/proc/sys",
-        )  # writable for a real root
-        binds = [part for mount in mounts for part in _bind(mount)]
+        devices = ("--dev", "/dev", "--proc", "/proc")
+        binds = [part for mount in (*kernel_settings(), *mounts) for part in _bind(mount)]
         return [
             *(self.program, *isolation, *_top_level(root.base), *devices, *binds),
             *("--remount-ro", "/", "--chdir", "/", "--", *inner),

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from clawhpc.errors import UserError
 from clawhpc.ledger import remove_tree
+from clawhpc.lock import alone
 
 BUILD_S = 1800.0
 """For one build, downloads included."""
-POLL_S = 0.5
-"""Between two looks at a lock that another process holds while it builds."""
 LOG_CHARS = 800
 OWN_NAMESPACE = ("unshare", "--user", "--map-root-user")
 """A root without some capability (in a container, say) cannot build; inside a user namespace of its own it has all."""
@@ -33,7 +28,7 @@ def build_image(recipe: Path, *, apptainer: str, cache_dir: Path, base: Path | N
     """
     image = cache_dir / "images" / f"{recipe.stem}-{_digest(recipe, base)}"
     image.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(image.with_suffix(".lock")):
+    with alone(image.with_suffix(".lock"), image, wait_s=BUILD_S):
         if not image.exists():
             _build(recipe, image, apptainer, base)
     return image
@@ -62,19 +57,3 @@ def _build(recipe: Path, image: Path, apptainer: str, base: Path | None) -> None
         ) from None
     finally:
         remove_tree(folder)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Wait for the lock; the kernel frees it when its holder dies."""
-    until = time.monotonic() + BUILD_S
-    with lock.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise UserError(f"{lock}: another process has been building for {BUILD_S:.0f} s") from None
-                time.sleep(POLL_S)
-        yield

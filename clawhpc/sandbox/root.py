@@ -22,6 +22,8 @@ OLDEST_PYTHON = (3, 9)
 """That init.py can be read by."""
 PYTHON_S = 20.0
 """For an interpreter to say its version; it may come over the network."""
+KERNEL_SETTINGS = ("sys", "irq", "bus", "sysrq-trigger")
+"""In /proc: what a real root may write even without a capability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,12 @@ def host_root(folder: Path, *, python: str = PYTHON) -> Root:
 def image_root(image: Path, folder: Path) -> Root:
     """An image with `/usr/bin/python3`; `folder` takes its list of accounts."""
     return Root(base=image, mounts=_accounts(folder), python=PYTHON)
+
+
+def kernel_settings() -> tuple[Mount, ...]:
+    """KERNEL_SETTINGS read-only, those that this kernel has, to be laid over /proc."""
+    paths = (Path("/proc", name) for name in KERNEL_SETTINGS)
+    return tuple(Mount(source=path, target=str(path)) for path in paths if path.exists())
 
 
 def _accounts(folder: Path) -> tuple[Mount, ...]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from clawhpc.errors import UserError
+from clawhpc.lock import alone
 from clawhpc.records import WORKSPACE_MOUNT
 from clawhpc.tasks.families import FAMILIES, SmallTask, Split, draw_task
 
@@ -25,6 +23,8 @@ case $? in 0) echo 1 ;; 1) echo 0 ;; *) exit 2 ;; esac
 """
 FORMAT = 1
 """Raised when the same settings give other files: with a change to a family, or to the script."""
+WRITE_S = 300.0
+"""For another process to write the same tasks: some small files, perhaps over the network."""
 MAX_DRAWS_PER_TASK = 1000
 """So many draws without a new instruction mean that the family has no more of them."""
 
@@ -72,7 +72,7 @@ def generate_tasks(settings: GenerateSettings, folder: Path) -> GeneratedTasks:
         )
     partial = GeneratedTasks(folder.with_name(f".{folder.name}.partial"))
     try:
-        with _alone(folder.with_name(f".{folder.name}.lock")):
+        with alone(folder.with_name(f".{folder.name}.lock"), folder, wait_s=WRITE_S):
             if not tasks.settings.is_file():  # else another process has just made the same
                 shutil.rmtree(partial.root, ignore_errors=True)
                 _write_splits(settings, partial)
@@ -81,15 +81,6 @@ def generate_tasks(settings: GenerateSettings, folder: Path) -> GeneratedTasks:
     except OSError as error:
         raise UserError(f"cannot write tasks to {folder}: {error.strerror}") from error
     return tasks
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time is in the block; the others wait, as long as it takes to write some small files."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write_splits(settings: GenerateSettings, tasks: GeneratedTasks) -> None:

@@ -2,7 +2,7 @@
 
 What the policy wrote is hostile until proven otherwise. So the verifier starts in a fresh sandbox with an empty HOME
 and no way to the proxy; `<workspace>/reward` is the task's own folder, read-only, whatever the harness put there; links
-that lead into it are gone, for they would pass the expected answer off as the harness's; what the harness locked is
+that could lead there are gone, for they would pass the expected answer off as the harness's; what the harness locked is
 opened, for a script that may not read an answer has no reward to give, where 0 is due; and the script starts in that
 folder, not in the workspace, where a planted `json.py` would be the one that `python3 -c 'import json'` takes.
 
@@ -14,9 +14,7 @@ script that judges such programs should not let them inherit its standard output
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from pathlib import Path
 
 from anyio import to_thread
@@ -25,23 +23,8 @@ from clawhpc.errors import VerifierError, boundary
 from clawhpc.records import ExecResult, TaskSpec, Verdict
 from clawhpc.sandbox.base import Mount, Sandbox, SandboxCommand
 from clawhpc.tasks.clawgym import REWARD_FOLDER
+from clawhpc.verify.workspace import make_safe
 
-RUN_REWARD = """\
-find "$1" -path "$1/reward" -prune -o -type d ! -perm -700 -exec chmod u+rwx {} \\; \
-    -o -type f ! -perm -400 -exec chmod u+r {} +
-links() { find "$1" -path "$1/reward" -prune -o -type l -print0; }
-mapfile -d '' names < <(links "$1")
-mapfile -d '' targets < <(links "$1" | xargs -0r realpath -mz --)
-[ ${#names[@]} = ${#targets[@]} ] || targets=()
-for i in "${!names[@]}"; do
-    case ${targets[i]-"$1/reward"} in "$1"/reward | "$1"/reward/*) printf '%s\\0' "${names[i]}" ;; esac
-done | xargs -0r rm -f --
-exec bash "$1/reward/reward.sh"
-"""
-"""`$1` is the workspace. The published format runs the script with bash, by its absolute path.
-
-Links are resolved all at once, for a harness may leave a hundred thousand; if one cannot be, none is trusted.
-"""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 TAIL_CHARS = 400
 """Of each output stream, what stands in an error: enough for a traceback's last lines."""
@@ -55,31 +38,20 @@ async def verify_workspace(
     Raises `VerifierError` when the script fails, hangs, or gives no number in [0, 1].
     """
     with boundary(VerifierError, f"verifier of {task.task_id}"):
-        await to_thread.run_sync(make_room, workspace)
+        await to_thread.run_sync(make_safe, workspace, task.workspace_mount, abandon_on_cancel=True)
         result = await sandbox.run(reward_command(task, workspace, sandbox_id), timeout_s=timeout_s)
     return Verdict(reward=read_reward(task.task_id, result))
 
 
-def make_room(workspace: Path) -> None:
-    """An empty `<workspace>/reward` to mount over. What the harness put there is moved beside the workspace.
-
-    Moving needs no permission for anything inside, removing does.
-    """
-    workspace.chmod(0o700)
-    reward = workspace / REWARD_FOLDER
-    if reward.is_dir() and not reward.is_symlink():
-        reward.chmod(0o700)
-    if os.path.lexists(reward):
-        reward.rename(Path(tempfile.mkdtemp(prefix="planted-", dir=workspace.parent)) / REWARD_FOLDER)
-    reward.mkdir()
-
-
 def reward_command(task: TaskSpec, workspace: Path, sandbox_id: str) -> SandboxCommand:
-    """reward.sh over `workspace`, both at the paths that scripts know them by; no HOME that was used, no proxy."""
+    """reward.sh over `workspace`, both at the paths that scripts know them by; no HOME that was used, no proxy.
+
+    The published format runs the script with bash, by its absolute path.
+    """
     mount = task.workspace_mount
     return SandboxCommand(
         sandbox_id=sandbox_id,
-        argv=("bash", "-c", RUN_REWARD, "reward", mount),
+        argv=("bash", f"{mount}/{REWARD_FOLDER}/reward.sh"),
         env={"LC_ALL": "C.UTF-8"},
         cwd=f"{mount}/{REWARD_FOLDER}",
         mounts=(

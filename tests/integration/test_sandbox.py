@@ -222,6 +222,12 @@ async def test_the_root_file_system_cannot_be_written(sandbox: Sandbox) -> None:
     assert result.stdout_tail == ""
 
 
+async def test_the_settings_of_the_kernel_cannot_be_written(sandbox: Sandbox) -> None:
+    """Nothing is printed for an ordinary user in any case; a real root needs no capability for some of them."""
+    result = await run(sandbox, shell("find /proc/sys /proc/irq /proc/bus /proc/sysrq-trigger -writable 2>/dev/null"))
+    assert result.stdout_tail == ""
+
+
 async def test_home_and_writable_mounts_reach_the_host_and_nothing_else_does(sandbox: Sandbox, tmp_path: Path) -> None:
     home, workspace, tools = tmp_path / "home", tmp_path / "a,b", tmp_path / "tools"
     for folder in (home, workspace, tools):

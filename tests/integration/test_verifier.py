@@ -24,10 +24,11 @@ print(sum(map(float, scores.values())) / len(scores))'
 CHECK = """\
 import json, sys
 from pathlib import Path
-answer = Path(sys.argv[1], "answer.txt")
+answers = [path.read_text() for path in Path(sys.argv[1]).glob("answer*") if path.is_file()]
 expected = Path(__file__).with_name("expected").read_text()
-print(json.dumps({"there": answer.is_file(), "right": answer.is_file() and answer.read_text() == expected}))
+print(json.dumps({"there": bool(answers), "right": expected in answers}))
 """
+"""One right answer of several is enough, so that a test can try many ways to cheat at once."""
 
 
 @pytest.fixture
@@ -67,6 +68,35 @@ async def test_a_workspace_that_cheats_gets_nothing(
     (workspace / "reward").mkdir()
     (workspace / "reward" / "expected").write_text("41\n")
     assert await verify(lay_reward(tmp_path, PUBLISHED_WRAPPER), workspace, sandbox) == 0.0
+
+
+async def test_a_link_through_a_process_that_is_not_there_yet_gets_nothing(
+    sandbox: Sandbox, workspace: Path, tmp_path: Path
+) -> None:
+    """A fresh process table numbers the script's programs alike every time, so the number can be known beforehand."""
+    for pid in range(2, 61):
+        (workspace / f"answer-{pid}-cwd").symlink_to(f"/proc/{pid}/cwd/expected")
+        (workspace / f"answer-{pid}-root").symlink_to(f"/proc/{pid}/root{WORKSPACE_MOUNT}/reward/expected")
+    assert await verify(lay_reward(tmp_path, PUBLISHED_WRAPPER), workspace, sandbox) == 0.0
+
+
+async def test_a_link_that_leads_elsewhere_once_the_script_runs_gets_nothing(
+    sandbox: Sandbox, workspace: Path, tmp_path: Path
+) -> None:
+    """Where the script changes its folder and its input: before, these lead to harmless files that are there."""
+    ways = ("/dev/stdin", "/proc/self/fd/0", "/proc/self/cwd/../expected", "process/fd/0")
+    for number, way in enumerate(ways):
+        (workspace / f"answer-{number}").symlink_to(way)
+    (workspace / "process").symlink_to("/proc/self")
+    (workspace / "expected").write_text("41\n")
+    task = lay_reward(
+        tmp_path,
+        f"""
+mkdir /tmp/tests && cp {WORKSPACE_MOUNT}/reward/* /tmp && cd /tmp/tests
+python3 {WORKSPACE_MOUNT}/reward/check.py {WORKSPACE_MOUNT} < ../expected | grep -c '"right": true' || [ $? = 1 ]
+""",
+    )
+    assert await verify(task, workspace, sandbox) == 0.0
 
 
 async def test_what_the_harness_locked_is_open_to_the_script_and_hides_nothing_from_it(

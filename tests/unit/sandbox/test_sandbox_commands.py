@@ -42,13 +42,18 @@ def root(tmp_path: Path) -> Root:
     return Root(base=tmp_path, mounts=(), python="/usr/bin/python3")
 
 
+def kernel_settings_here() -> list[str]:
+    paths = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/sysrq-trigger")
+    return [path for path in paths if os.path.exists(path)]
+
+
 def test_bubblewrap_command_line(root: Root) -> None:
     line = " ".join(Bubblewrap(program="bwrap").argv(root, MOUNTS, INNER))
     assert line == (
         "bwrap --unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
         " --cap-drop ALL --hostname sandbox --die-with-parent --as-pid-1"
         f" --symlink usr/bin /bin --ro-bind {root.base}/etc /etc --ro-bind {root.base}/usr /usr"
-        " --dev /dev --proc /proc --ro-bind /proc/sys /proc/sys"
+        f" --dev /dev --proc /proc {' '.join(f'--ro-bind {path} {path}' for path in kernel_settings_here())}"
         " --bind /host/home /root --ro-bind /host/a,b /opt/tools"
         " --remount-ro / --chdir / -- /usr/bin/python3 init.py"
     )
@@ -61,7 +66,11 @@ def test_apptainer_command_line(root: Root) -> None:
         *("apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--no-home"),
         *("--no-mount", "hostfs,bind-paths,sys,cwd", "--net", "--network", "none", "--hostname", "sandbox"),
         *("--no-privs", *as_root),
-        *("--mount", "type=bind,source=/proc/sys,destination=/proc/sys,ro"),
+        *(
+            part
+            for path in kernel_settings_here()
+            for part in ("--mount", f"type=bind,source={path},destination={path},ro")
+        ),
         *("--mount", "type=bind,source=/host/home,destination=/root"),
         *("--mount", 'type=bind,"source=/host/a,b",destination=/opt/tools,ro'),
         *("--pwd", "/", str(root.base), "/usr/bin/python3", "init.py"),

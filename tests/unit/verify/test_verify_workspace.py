@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from itertools import product
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawhpc.records import WORKSPACE_MOUNT
+from clawhpc.verify.workspace import LONGEST_PATH, is_harmless, make_safe
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "x",
+        "./x",
+        "../x",
+        "../sub/x/",
+        ".../x",
+        "sub/link",
+        "../rewards",
+        "reward",
+        f"{WORKSPACE_MOUNT}/x",
+        f"/{WORKSPACE_MOUNT}//sub/./x",
+        "/usr/bin/python3",
+        "/lib64",
+        "../../../../usr/bin/python3",
+        "../../../../../../bin/sh",
+        "/opt/conda/bin/python",
+        "/../usr/bin/python3",
+    ],
+)
+def test_a_link_to_another_place_of_the_workspace_or_to_programs_is_harmless(target: str) -> None:
+    assert is_harmless(PurePosixPath(WORKSPACE_MOUNT, "sub/link"), target, PurePosixPath(WORKSPACE_MOUNT))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "../reward",
+        "../reward/expected",
+        ".././/reward/expected",
+        f"{WORKSPACE_MOUNT}/reward/expected",
+        f"/{WORKSPACE_MOUNT}//reward",
+        "../../workspace/reward",
+        "x/../../reward/expected",
+        "x/../y",
+        "..",
+        "../.",
+        "../..",
+        WORKSPACE_MOUNT,
+        "/root",
+        "/",
+        "/.",
+        "../../../..",
+        "../../../../../..",
+        "/proc",
+        "/proc/12/cwd/expected",
+        "/proc/self/cwd/../expected",
+        "/proc/self/fd/0",
+        f"/proc/12/root{WORKSPACE_MOUNT}/reward/expected",
+        "../../../../proc/12/cwd/expected",
+        "/usr/../proc/12/cwd/expected",
+        "/../proc/12/cwd/expected",
+        ".../../../../../../proc/12/cwd/expected",
+        "/dev/stdin",
+        "/dev/fd/0",
+        "/tmp/expected",
+        "/var/tmp/expected",
+        "/root/expected",
+        "/run/x",
+        "/user/x",
+        "../../../../user",
+    ],
+)
+def test_a_link_to_anywhere_else_is_not(target: str) -> None:
+    assert not is_harmless(PurePosixPath(WORKSPACE_MOUNT, "sub/link"), target, PurePosixPath(WORKSPACE_MOUNT))
+
+
+def test_among_programs_the_folder_that_a_workspace_lies_in_is_no_harmless_place() -> None:
+    workspace = PurePosixPath("/opt/tasks/workspace")
+    assert not is_harmless(workspace / "link", "/opt", workspace)
+    assert not is_harmless(workspace / "link", "../..", workspace)
+    assert is_harmless(workspace / "link", "/opt/conda", workspace)
+
+
+NAMES = ("a", "b", "reward")
+TARGETS = st.builds(
+    lambda start, parts: start + "/".join(parts) or ".",
+    st.sampled_from(("", "", "/", "{}/", "/proc/self/cwd/")),
+    st.lists(st.sampled_from(("..", "..", ".", "reward", "a", "b", "...", "proc")), max_size=6),
+)
+PLACES = ("a", "b", "...", "d/a", "d/b", "d/...", "d/d/a", "d/d/b", "d/reward")
+
+
+@given(st.dictionaries(st.sampled_from(PLACES), TARGETS, min_size=1))
+def test_no_path_by_a_link_that_stayed_leads_out_or_to_the_verifier(links: dict[str, str]) -> None:
+    top = Path(os.path.realpath(tempfile.mkdtemp()))
+    try:
+        workspace = top / "workspace"
+        (workspace / "d/d").mkdir(parents=True)
+        for place, target in links.items():
+            (workspace / place).symlink_to(target.format(workspace))
+        make_safe(workspace, str(workspace))
+        (workspace / "reward/a").mkdir(parents=True)
+        stayed = [workspace / place for place in links if (workspace / place).is_symlink()]
+        for path in (Path(link, *names) for link in stayed for n in range(3) for names in product(NAMES, repeat=n)):
+            end = Path(os.path.realpath(path))
+            assert end.is_relative_to(workspace)
+            assert not end.is_relative_to(workspace / "reward")
+    finally:
+        shutil.rmtree(top)
+
+
+def test_folders_too_deep_for_a_path_are_moved_out_and_hide_no_link(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    here = os.open(workspace, os.O_RDONLY)
+    for _ in range(30):
+        os.symlink("/proc/self/cwd", "link", dir_fd=here)
+        os.mkdir("f" * 200, dir_fd=here)
+        below = os.open("f" * 200, os.O_RDONLY, dir_fd=here)
+        os.chmod("f" * 200, 0, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    make_safe(workspace, WORKSPACE_MOUNT)
+    found = [(folder, names) for folder, names, files in os.walk(workspace) if not files]
+    assert max(len(folder) for folder, _ in found) <= LONGEST_PATH
+    assert len(list(os.walk(workspace))) == len(found) > 5
+    assert len(list(tmp_path.glob("planted-*/*"))) == 1
+    assert not any(names for _, names in found[-1:])
+    shutil.rmtree(tmp_path)
+
+
+def test_pipes_and_sound_files_are_left_as_they_are(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    os.mkfifo(workspace / "pipe", 0o600)
+    (workspace / "file").touch(mode=0o644)
+    (workspace / "run").touch(mode=0o100)
+    make_safe(workspace, WORKSPACE_MOUNT)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in workspace.iterdir() if path.name != "reward"}
+    assert modes == {"pipe": 0o600, "file": 0o644, "run": 0o500}
