@@ -1,6 +1,6 @@
 """The tokens of a session's calls, each stored as a difference to its parent.
 
-Storage grows with the new tokens of a call only. `clawhpc.tree.build.rebuild_prompt_ids` is the inverse.
+Storage grows with the new tokens of a call only. `clawhpc.tree.build.whole_calls` is the inverse.
 """
 
 from __future__ import annotations

@@ -2,6 +2,5 @@
 
 build.py    calls -> CallTree
 prune.py    the named rules that drop calls; what is left is what trains
-paths.py    root-to-leaf walks, for parity tests and reports
 drift.py    how faithfully the harness's histories repeated what was drawn
 """

@@ -24,11 +24,6 @@ def build_tree(rollout_id: str, calls: Sequence[CallRecord]) -> CallTree:
     return plant(rollout_id, whole_calls(calls).values())
 
 
-def rebuild_prompt_ids(calls: Sequence[CallRecord], call_id: int) -> tuple[int, ...]:
-    """The ids that the engine received for `call_id`, from the differences that the records hold."""
-    return whole_calls(calls)[call_id].prompt_ids
-
-
 @dataclass(frozen=True, kw_only=True)
 class WholeCall:
     """A call with tokens, with its prompt written out."""

@@ -22,10 +22,11 @@ from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling
 from clawhpc.proxy.session import Session
 from clawhpc.records import Limits
-from clawhpc.tree.build import build_tree, rebuild_prompt_ids
+from clawhpc.tree.build import build_tree
 from tests.fakes.caller import classify
 from tests.fakes.chat_tokenizer import write_tokenizer
 from tests.fakes.engine import FakeEngine, replies
+from tests.fakes.prompts import rebuild_prompt_ids
 
 pytestmark = pytest.mark.anyio
 

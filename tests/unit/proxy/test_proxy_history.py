@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from clawhpc.records import CallRole, Message, Reply
-from clawhpc.tree.build import build_tree, rebuild_prompt_ids
+from clawhpc.tree.build import build_tree
 from tests.fakes.caller import AGENT_HEADER, ask, policy, session_of, text, tool_result, user
 from tests.fakes.engine import END, FakeEngine, encode_drawn, replies, tool_call
+from tests.fakes.prompts import rebuild_prompt_ids
 
 pytestmark = pytest.mark.anyio
 

@@ -13,10 +13,10 @@ from clawhpc.engine.render import RecordedReply
 from clawhpc.proxy.respond import Draw, PolicyResponder, PolicySampling, Prompt, Response
 from clawhpc.proxy.session import ALWAYS_READ_BYTES, BYTES_PER_TOKEN, MAX_OVERFLOWS, RENDERED_HERE_BYTES
 from clawhpc.records import Conversation
-from clawhpc.tree.build import rebuild_prompt_ids
 from clawhpc.wire.base import ContextOverflow, WireError
 from tests.fakes.caller import ROOMY, ask, echo, open_call, policy, session_of, user
 from tests.fakes.engine import FakeEngine, replies
+from tests.fakes.prompts import rebuild_prompt_ids
 
 pytestmark = pytest.mark.anyio
 

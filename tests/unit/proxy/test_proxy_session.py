@@ -10,10 +10,10 @@ from clawhpc.errors import EngineError, ProxyError
 from clawhpc.proxy.respond import PolicySampling, ScriptedResponder
 from clawhpc.proxy.session import MAX_OVERFLOWS, derive_seed
 from clawhpc.records import CallRole, Limits, Message, Reply, ToolCall
-from clawhpc.tree.build import rebuild_prompt_ids
 from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
 from tests.fakes.caller import AGENT_HEADER, ask, echo, open_call, policy, session_of, text, tool_result, user
 from tests.fakes.engine import END, FakeEngine, draw, encode_drawn, replies
+from tests.fakes.prompts import rebuild_prompt_ids
 
 pytestmark = pytest.mark.anyio
 

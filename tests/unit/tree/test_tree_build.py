@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from clawhpc.records import Graft
-from clawhpc.tree.build import build_tree, rebuild_prompt_ids
+from clawhpc.tree.build import build_tree
 from clawhpc.tree.nodes import CallTree
+from tests.fakes.prompts import rebuild_prompt_ids
 from tests.fakes.session import Session
 
 HEAD, ASK, MORE, RESULT = (1, 2, 3), (10, 11), (12, 13), (20, 21, 22)

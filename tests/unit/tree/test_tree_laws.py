@@ -8,10 +8,9 @@ from typing import NamedTuple
 from hypothesis import given, settings
 
 from clawhpc.records import CallRole
-from clawhpc.tree.build import WholeCall, build_tree, rebuild_prompt_ids, whole_calls
-from clawhpc.tree.nodes import CallTree
-from clawhpc.tree.paths import count_copies, tree_paths
+from clawhpc.tree.build import WholeCall, build_tree, whole_calls
 from clawhpc.tree.prune import DropRule, prune_tree
+from tests.fakes.prompts import rebuild_prompt_ids
 from tests.fakes.session import Session
 from tests.fakes.session_strategies import sessions
 
@@ -135,28 +134,3 @@ def test_paths_that_survive_pruning_keep_their_tokens(session: Session) -> None:
     tree = prune_tree("r", session.calls, max_live_leaves=8).tree
     for call_id, leaf in tree.leaf_of_call.items():
         assert tree.path_token_ids(leaf) == session.token_ids[call_id]
-
-
-@laws
-@given(sessions())
-def test_the_copies_of_a_sampled_token_weigh_one_together(session: Session) -> None:
-    tree = build_tree("r", session.calls)
-    weight: Counter[tuple[int, int]] = Counter()
-    for path in tree_paths(tree):
-        for at, (node_id, share) in enumerate(zip(path.node_ids, path.weight, strict=True)):
-            assert bool(share) == bool(path.sampled[at]) == tree.nodes[node_id].sampled
-            weight[int(node_id), at] += share
-    expected = {(node.node_id, at) for node in tree.nodes if node.sampled for at in range(node.start, node.end)}
-    assert {place for place, total in weight.items() if total} == expected
-    assert all(abs(total - 1.0) < 1e-9 for total in weight.values() if total)
-
-
-@laws
-@given(sessions())
-def test_a_node_has_as_many_copies_as_leaves_below_it(session: Session) -> None:
-    tree = build_tree("r", session.calls)
-    assert count_copies(tree) == tuple(_leaves_below(tree, node.node_id) for node in tree.nodes)
-
-
-def _leaves_below(tree: CallTree, node_id: int) -> int:
-    return sum(node_id in tree.path(leaf) for leaf in tree.leaves)

@@ -1,0 +1,13 @@
+"""The inverse of what the proxy stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clawhpc.records import CallRecord
+from clawhpc.tree.build import whole_calls
+
+
+def rebuild_prompt_ids(calls: Sequence[CallRecord], call_id: int) -> tuple[int, ...]:
+    """The ids that the engine received for `call_id`, from the differences that the records hold."""
+    return whole_calls(calls)[call_id].prompt_ids
