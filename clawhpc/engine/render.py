@@ -29,6 +29,12 @@ SEAM = "\udc00"
 """What stands on its two sides is encoded apart. A lone surrogate: no text that came as UTF-8 holds one."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACEMENT = "\ufffd"
+UNFIT = {
+    "auto": "say which chat format it is, such as qwen3",
+    "default": "a template of text, of which nobody knows how a prompt goes on after a reply",
+    "gpt-oss": "a chat format that fetches its vocabulary from the internet",
+}
+"""Renderers that exist and cannot be taken, with the reason."""
 CACHED_PIECES = 256
 """Texts whose ids are kept: above all that of system prompt and tools, which all rollouts of a step share."""
 CACHED_HEADS = 32
@@ -131,9 +137,16 @@ class ChatRenderer:
         self._thinking = thinking
         self._renderer = _create_renderer(self._tokenizer, renderer, thinking)
         self._stub: Messages = [{"role": "user", "content": "."}]
-        self._stub_ids = self._renderer.render_ids(self._stub)
+        length = len(self._renderer.render_ids(self._stub))
         self._asking_stub_ids = self._renderer.render_ids(self._stub, add_generation_prompt=True)
+        self._asking_ids = self._asking_stub_ids[length:]
+        self._another_stub_ids = self._renderer.render_ids(self._stub * 2)[length:]
         self._head_ids = lru_cache(CACHED_HEADS)(self._render_head)
+        if not self._appends():
+            raise UserError(
+                f"policy.renderer={renderer}: not a chat format in which a user's message and a tool's result can both "
+                "be appended to what was drawn, so that replies would be encoded again; see docs/engine.md"
+            )
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -170,6 +183,14 @@ class ChatRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(ids)
+
+    def _appends(self) -> bool:
+        """Law 1 can be kept: a reply that has ended, and its thinking too, can be followed as it was drawn."""
+        thought = self._tokenizer.convert_tokens_to_ids("</think>")
+        thinking = [] if thought is None else [thought]
+        result = [self._message(Message(role="tool", text="."))]
+        replies = ([*thinking, token] for token in self.stop_token_ids)
+        return any(self._bridge(reply, self._stub) and self._bridge(reply, result) for reply in replies)
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
@@ -217,11 +238,9 @@ class ChatRenderer:
 
     def _without_stub(self, bridge: Ids) -> Ids | None:
         """Take the stub message out again, so that one reply follows another directly."""
-        start = len(bridge) - len(self._asking_stub_ids)
-        length = len(self._stub_ids)
-        if bridge[start:] != self._asking_stub_ids or self._asking_stub_ids[:length] != self._stub_ids:
-            return None
-        return bridge[:start] + self._asking_stub_ids[length:]
+        taken = self._another_stub_ids + self._asking_ids
+        start = len(bridge) - len(taken)
+        return bridge[:start] + self._asking_ids if bridge[start:] == taken else None
 
     def _reply_ids(self, reply: Any) -> Ids | None:
         """What the chat format writes for `reply` after the generation prompt, up to its stop token."""
@@ -283,14 +302,16 @@ def _without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 def _create_renderer(tokenizer: TextTokenizer, name: str, thinking: bool) -> Renderer:
     """`thinking_retention="all"`: a new message of the user, too, leaves earlier replies as they are."""
+    if name in UNFIT:
+        raise UserError(f"policy.renderer={name}: {UNFIT[name]}")
     try:
         default: Any = config_from_name(name)
     except ValueError as error:
-        raise UserError(f"renderer={name}: {error}") from error
-    if not hasattr(default, "enable_thinking"):
-        raise UserError(f"renderer={name}: not a chat format that can be told whether to think, as qwen3 can")
-    config = type(default)(enable_thinking=thinking, thinking_retention="all")
+        raise UserError(f"policy.renderer={name}: {error}") from error
+    told = {"enable_thinking": thinking} if hasattr(default, "enable_thinking") else {}
+    if thinking and not told:
+        raise UserError(f"policy.renderer={name}: it cannot be told to think; set policy.thinking=false")
     try:
-        return create_renderer(tokenizer, config)
-    except AssertionError as error:
-        raise UserError(f"{tokenizer.name_or_path}: not a tokenizer for renderer={name}: {error}") from error
+        return create_renderer(tokenizer, type(default)(**told, thinking_retention="all"))
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"{tokenizer.name_or_path}: not a tokenizer for policy.renderer={name}: {error}") from error

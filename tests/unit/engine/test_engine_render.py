@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 
 from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt, TextTokenizer, count_token_ids
 from clawhpc.errors import UserError
@@ -26,6 +26,16 @@ TOOL = Tool(
     description="Write a <tool_call> \ud800 file",
     parameters={"type": "object", "</think>": [1, "<think>"]},
 )
+
+LLAMA = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
+    *("<|start_header_id|>", "<|end_header_id|>"),
+)
+GEMMA = (
+    *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>", "<|tool>", "<tool|>"),
+    *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|image>", "<|image|>", "<image|>"),
+)
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +51,20 @@ def renderer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp(words)
     write_tokenizer(folder, words)
     return ChatRenderer(folder, renderer="qwen3", thinking=mode == "thinking")
+
+
+def write_others(folder: Path, *control: str) -> Path:
+    """The tokenizer with the control tokens of another family."""
+    tokenizer = write_tokenizer(folder)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in control])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
+    folder = write_others(tmp_path_factory.mktemp("llama"), *LLAMA)
+    return ChatRenderer(folder, renderer="llama-3", thinking=False)
 
 
 def conversation(*messages: Message, tools: Sequence[Tool] = ()) -> Conversation:
@@ -84,7 +108,17 @@ def histories(draw: st.DrawFn, stop: int, end: int) -> tuple[list[Message], dict
 @laws
 @given(data=st.data())
 def test_every_prompt_extends_the_tokens_of_the_call_before(renderer: ChatRenderer, data: st.DataObject) -> None:
-    messages, replies = data.draw(histories(*renderer.stop_token_ids))
+    check_that_prompts_extend(renderer, data)
+
+
+@laws
+@given(data=st.data())
+def test_so_it_does_in_a_chat_format_that_does_not_know_of_thinking(llama: ChatRenderer, data: st.DataObject) -> None:
+    check_that_prompts_extend(llama, data)
+
+
+def check_that_prompts_extend(renderer: ChatRenderer, data: st.DataObject) -> None:
+    messages, replies = data.draw(histories(*renderer.stop_token_ids[:2]))
     whole = renderer.render(conversation(*messages, tools=[TOOL]), replies)
     assert whole.reencoded_replies == 0
     assert [graft.call_id for graft in whole.grafts] == [reply.call_id for reply in replies.values()]
@@ -230,13 +264,33 @@ def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
         ChatRenderer(tmp_path, renderer="qwen3", thinking=False)
 
 
-@pytest.mark.parametrize("name", ["qwen", "auto", "default", "llama-3"])
+@pytest.mark.parametrize("name", ["qwen", "auto", "default", "gpt-oss", "custom", "llama-3", "deepseek-v4"])
 def test_an_unknown_or_unfit_renderer_is_named(folder: Path, name: str) -> None:
-    with pytest.raises(UserError, match=f"renderer={name}"):
+    with pytest.raises(UserError, match=f"policy.renderer={name}"):
         ChatRenderer(folder, renderer=name, thinking=False)
+
+
+def test_a_chat_format_that_does_not_know_of_thinking_cannot_be_told_to_think(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"policy\.renderer=llama-3: .*set policy\.thinking=false"):
+        ChatRenderer(folder, renderer="llama-3", thinking=True)
+
+
+def test_a_chat_format_that_would_encode_replies_again_is_refused(tmp_path: Path) -> None:
+    """Its tool results name their tool, which stands in the reply before them."""
+    folder = write_others(tmp_path, *GEMMA)
+    with pytest.raises(UserError, match=r"policy\.renderer=gemma4: .*encoded again"):
+        ChatRenderer(folder, renderer="gemma4", thinking=False)
+
+
+def test_a_chat_format_that_opens_the_thinking_itself_is_taken(tmp_path: Path) -> None:
+    folder = write_others(tmp_path, *VISION)
+    renderer = ChatRenderer(folder, renderer="qwen3.5", thinking=True)
+    thought, stop = TextTokenizer(folder).convert_tokens_to_ids("</think>"), renderer.stop_token_ids[0]
+    prompt = renderer.render(conversation(user("a"), assistant("b"), user("c")), {1: recorded(0, 5, thought, 6, stop)})
+    assert len(prompt.grafts) == 1
 
 
 def test_a_tokenizer_without_the_formats_tokens_is_named(tmp_path: Path) -> None:
     Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match="not a tokenizer for renderer=qwen3"):
+    with pytest.raises(UserError, match=r"not a tokenizer for policy\.renderer=qwen3"):
         ChatRenderer(tmp_path, renderer="qwen3", thinking=False)
