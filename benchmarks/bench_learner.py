@@ -93,9 +93,7 @@ def shapes() -> dict[str, list[CallTree]]:
 
 def tree_update(model: Qwen3ForCausalLM, trees: list[CreditedTree]) -> None:
     """Forward and backward of a policy gradient over merged rows."""
-    rows, refused = build_batches(trees, token_budget=BUDGET)
-    assert not refused
-    for row in rows:
+    for row in build_batches(trees, token_budget=BUDGET):
         logprobs_N, _ = row_logprobs(model, row, SETTINGS, VOCAB)
         (logprobs_N * row.token_weight_BT[row.sampled_BT]).sum().backward()
 
@@ -183,7 +181,7 @@ def main() -> None:
         weight = 1 / sum(tree.num_sampled_tokens for tree in trees)
         credited = [CreditedTree(tree=t, rollout=i, advantage=1.0, token_weight=weight) for i, t in enumerate(trees)]
         path_tokens = sum(tree.nodes[leaf].end for tree in trees for leaf in tree.leaves)
-        row_tokens = sum(row.num_tokens for row in build_batches(credited, token_budget=BUDGET)[0])
+        row_tokens = sum(row.num_tokens for row in build_batches(credited, token_budget=BUDGET))
         paths_s = median_s(lambda: path_update(on_paths, credited), on_paths, arguments.repeats)  # noqa: B023
         tree_s = median_s(lambda: tree_update(on_trees, credited), on_trees, arguments.repeats)  # noqa: B023
         print(
