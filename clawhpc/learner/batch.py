@@ -71,27 +71,23 @@ class TreeBatch:
         return dataclasses.replace(self, **moved)
 
 
-def build_batches(
-    trees: Sequence[CreditedTree], *, token_budget: int, temperature: float = 1.0
-) -> tuple[list[TreeBatch], list[CreditedTree]]:
-    """The rows of a step, and the trees that alone are over `token_budget` and stand in none of them.
+def build_batches(trees: Sequence[CreditedTree], *, token_budget: int, temperature: float = 1.0) -> list[TreeBatch]:
+    """The rows of a step, each within `token_budget`, as every tree by itself must be.
 
     Rows are filled in order, so neighbours should be rollouts of one group, which share the most.
     """
     rows: list[list[CreditedTree]] = []
-    refused: list[CreditedTree] = []
     filled = _Size()
     for tree in trees:
         size = _Size.of(tree.tree)
-        if size.num_tokens > token_budget:
-            refused.append(tree)
-        elif rows and (filled | size).num_tokens <= token_budget:
+        assert size.num_tokens <= token_budget, "larger ones have no weight, which was shared out before"
+        if rows and (filled | size).num_tokens <= token_budget:
             rows[-1].append(tree)
             filled |= size
         else:
             rows.append([tree])
             filled = size
-    return [pack_row(row, temperature) for row in rows], refused
+    return [pack_row(row, temperature) for row in rows]
 
 
 @dataclass(frozen=True)

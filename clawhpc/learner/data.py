@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from clawhpc.credit.group import GroupCreditSettings, credit_groups
+from clawhpc.errors import UserError
 from clawhpc.learner.batch import CreditedTree, TreeBatch, build_batches
 from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
@@ -74,44 +75,49 @@ def build_rl_step(
     """Rows for the rollouts that have an advantage. Denominators count every rollout that trains.
 
     So leaving out rollouts whose advantage is 0 saves their computation and changes no number. A record whose tree
-    cannot be built is left out before the baseline is taken, named in the log, and counted. ValueError for rollouts
-    that were drawn at different temperatures.
+    cannot be built is left out before the baseline is taken, one whose tree is over `token_budget` before the
+    denominators are; both are named in the log, and counted. UserError where nothing but the budget keeps the step from
+    training. ValueError for rollouts that were drawn at different temperatures.
     """
     pruned = {record.rollout_id: tree for record in records if (tree := _prune(record)) is not None}
     sound = [record for record in records if record.rollout_id in pruned]
     credited = credit_groups(sound, credit)
-    training = [record for record in sound if record.trains]
-    trained = [record.rollout_id for record in training]
+    training = {record.rollout_id: pruned[record.rollout_id].tree for record in sound if record.trains}
+    trained = [rollout_id for rollout_id, tree in training.items() if _fits(tree, settings)]
     trees = [
-        CreditedTree(tree=pruned[rollout_id].tree, rollout=index, advantage=advantage, token_weight=weight)
+        CreditedTree(tree=training[rollout_id], rollout=index, advantage=advantage, token_weight=weight)
         for index, (rollout_id, weight) in enumerate(
-            zip(trained, _weights([pruned[rollout_id].tree for rollout_id in trained], settings), strict=True)
+            zip(trained, _weights([training[rollout_id] for rollout_id in trained], settings), strict=True)
         )
-        if (advantage := credited.advantages.get(rollout_id, 0.0)) and pruned[rollout_id].tree.num_sampled_tokens
+        if (advantage := credited.advantages.get(rollout_id, 0.0)) and training[rollout_id].num_sampled_tokens
     ]
-    rows, refused = _rows(trees, settings, _temperature(records))
+    if not trees:
+        _check_budget([tree for rollout_id, tree in training.items() if credited.advantages.get(rollout_id)], settings)
+    rows = _rows(trees, settings, _temperature(records))
     metrics = {
         "train/reward": credited.reward_mean,
         **credited.log_values(),
         **_tree_metrics([pruned[rollout_id] for rollout_id in trained], trees, rows),
-        **_drift_metrics(training, pruned),
+        **_drift_metrics([record for record in sound if record.trains], pruned),
         "train/staleness_max": float(max((step - _oldest_version(row) for row in rows), default=0)),
         "tree/refused_rollouts": float(len(records) - len(sound)),
-        "tree/over_budget": float(len(refused)),
+        "tree/over_budget": float(len(training) - len(trained)),
     }
     return StepBatch(step=step, rows=rows, metrics=metrics)
 
 
 def build_sft_step(step: int, trees: Sequence[CallTree], settings: LearnerSettings) -> StepBatch:
-    """Rows for all trees that have a sampled token."""
-    weights = _weights(trees, settings)
+    """Rows for all trees that have a sampled token and fit into one. UserError where only the budget keeps them out."""
+    trained = [tree for tree in trees if _fits(tree, settings)]
     credited = [
         CreditedTree(tree=tree, rollout=index, advantage=0.0, token_weight=weight)
-        for index, (tree, weight) in enumerate(zip(trees, weights, strict=True))
+        for index, (tree, weight) in enumerate(zip(trained, _weights(trained, settings), strict=True))
         if tree.num_sampled_tokens
     ]
-    rows, refused = _rows(credited, settings)
-    metrics = {"tree/row_tokens": _row_tokens(rows), "tree/over_budget": float(len(refused))}
+    if not credited:
+        _check_budget(trees, settings)
+    rows = _rows(credited, settings)
+    metrics = {"tree/row_tokens": _row_tokens(rows), "tree/over_budget": float(len(trees) - len(trained))}
     return StepBatch(step=step, rows=rows, metrics=metrics)
 
 
@@ -162,18 +168,31 @@ def _temperature(records: Sequence[RolloutRecord]) -> float:
     return found.pop()
 
 
-def _rows(
-    trees: Sequence[CreditedTree], settings: LearnerSettings, temperature: float = 1.0
-) -> tuple[tuple[TreeBatch, ...], list[CreditedTree]]:
-    rows, refused = build_batches(trees, token_budget=settings.token_budget, temperature=temperature)
-    for tree in refused:
-        log.warning(
-            "rollout %s does not train: its tree of %d tokens is over token_budget=%d",
-            tree.tree.rollout_id,
-            tree.tree.num_tokens,
-            settings.token_budget,
+def _fits(tree: CallTree, settings: LearnerSettings) -> bool:
+    """Into one row, by itself; if not, it is named in the log."""
+    if tree.num_tokens <= settings.token_budget:
+        return True
+    log.warning(
+        "rollout %s does not train: its tree of %d tokens is over token_budget=%d",
+        tree.rollout_id,
+        tree.num_tokens,
+        settings.token_budget,
+    )
+    return False
+
+
+def _check_budget(wanted: Sequence[CallTree], settings: LearnerSettings) -> None:
+    """UserError where the budget keeps all of `wanted` from training: such steps would change nothing."""
+    sizes = [tree.num_tokens for tree in wanted if tree.num_sampled_tokens]
+    if sizes and min(sizes) > settings.token_budget:
+        raise UserError(
+            f"learner.token_budget={settings.token_budget}: too small for every tree of this step that has "
+            f"something to teach; the smallest has {min(sizes)} tokens"
         )
-    return tuple(rows), refused
+
+
+def _rows(trees: Sequence[CreditedTree], settings: LearnerSettings, temperature: float = 1.0) -> tuple[TreeBatch, ...]:
+    return tuple(build_batches(trees, token_budget=settings.token_budget, temperature=temperature))
 
 
 def _tree_metrics(

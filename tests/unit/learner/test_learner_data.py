@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 
 from clawhpc.credit.group import GroupCreditSettings
-from clawhpc.learner.data import StepBatch, build_rl_step, build_sft_step, sequence_tree
-from clawhpc.learner.settings import LearnerSettings
+from clawhpc.errors import UserError
+from clawhpc.learner.data import StepBatch, _prune, build_rl_step, build_sft_step, sequence_tree
+from clawhpc.learner.settings import LearnerSettings, Normaliser
 from clawhpc.records import CallRole, Outcome, RolloutRecord
 from tests.fakes.learner_trees import context, draw, plant
 from tests.fakes.records import make_group, make_record
 from tests.fakes.session import Session
 
-SETTINGS = LearnerSettings(wandb="disabled")
+SETTINGS = LearnerSettings()
 STEP = 5
 
 
@@ -79,6 +80,27 @@ def test_a_tree_over_the_budget_is_named_and_counted(caplog: pytest.LogCaptureFi
     assert batch.metrics["tree/over_budget"] == 1
     assert records[1].rollout_id in caplog.text
     assert set(weights_by_rollout(batch)) == {0}
+
+
+@pytest.mark.parametrize("normaliser", ["token", "rollout", "constant"])
+def test_a_tree_over_the_budget_takes_no_share_of_the_loss(normaliser: Normaliser) -> None:
+    settings = replace(SETTINGS, token_budget=20, normaliser=normaliser)
+    small = [rollout("a", 0, 1.0), rollout("a", 1, 0.0)]
+    weights = weights_by_rollout(step([*small, rollout("a", 2, 0.0, num_calls=9)], settings))
+    assert weights == weights_by_rollout(step(small, settings))
+
+
+def test_a_budget_that_no_tree_of_a_step_fits_into_is_the_users_to_mend() -> None:
+    settings = replace(SETTINGS, token_budget=10)
+    small = rollout("a", 0, 1.0)
+    message = r"learner\.token_budget=10: .*the smallest has 11 tokens"
+    with pytest.raises(UserError, match=message):
+        step([small, rollout("a", 1, 0.0, num_calls=9)], settings)
+    assert step([small, rollout("a", 1, 1.0)], settings).rows == ()  # without spread it would teach nothing anyway
+    with pytest.raises(UserError, match=message):
+        build_sft_step(0, [_prune(small).tree], settings)
+    with pytest.raises(UserError, match=message):
+        step([small, rollout("a", 1, 0.0, num_calls=9), rollout("b", 0, 1.0, num_calls=1)], settings)
 
 
 def test_a_rollout_that_drew_nothing_is_counted_and_stays_in_the_baseline() -> None:
