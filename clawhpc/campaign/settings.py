@@ -30,7 +30,7 @@ class CampaignSettings:
 
     def __post_init__(self) -> None:
         at_least(self, num_steps=0, train_min=0, groups_per_step=1, samples_per_group=1, eval_samples=1, stall_min=0.1)
-        if self.temperature <= 0:
+        if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature}: must be more than 0")
         if self.eval_tasks is not None:
             at_least(self, eval_tasks=0)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from clawhpc.errors import at_least
+
 Normaliser = Literal["token", "rollout", "constant"]
 Schedule = Literal["constant", "linear"]
 Precision = Literal["32-true", "bf16-mixed"]
+Accelerator = Literal["auto", "cpu", "cuda"]
 WandbMode = Literal["offline", "online", "disabled"]
+
+NUM_SEEDS = 2**32
+"""Seeds are below it; numpy takes no larger ones."""
+LEAST_VOCABULARY = 265
+"""Every byte, and the chat's own tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +52,8 @@ class LearnerSettings:
     """Of Lightning's Trainer. `bf16-mixed` computes in bf16 and keeps weights and optimizer in fp32."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, a third more time."""
-    accelerator: str = "auto"
-    """Of Lightning's Trainer: `cpu`, `cuda` or `auto`."""
+    accelerator: Accelerator = "auto"
+    """Of Lightning's Trainer."""
     num_threads: int = 0
     """Threads of torch; 0 leaves torch's own choice. One is faster than two on a busy two-core machine."""
     checkpoint_every: int = 1
@@ -59,16 +67,26 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         for key, allowed in _ALLOWED.items():
             if getattr(self, key) not in get_args(allowed):
-                raise ValueError(f"learner.{key}={getattr(self, key)!r}: allowed are {', '.join(get_args(allowed))}")
-        for key in ("epochs", "token_budget", "logit_chunk", "keep_checkpoints", "checkpoint_every", "constant_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"learner.{key}={getattr(self, key)}: must be at least 1")
+                raise ValueError(f"{key}={getattr(self, key)!r}: allowed are {', '.join(get_args(allowed))}")
+        at_least(self, lr=0, warmup_steps=0, weight_decay=0, clip_low=0, clip_high=0, num_threads=0, seed=0)
+        at_least(self, epochs=1, constant_tokens=1, token_budget=1, logit_chunk=1)
+        at_least(self, checkpoint_every=1, keep_checkpoints=1)
         for key in ("truncation", "max_grad_norm"):
-            if getattr(self, key) <= 0:
-                raise ValueError(f"learner.{key}={getattr(self, key)}: must be more than 0")
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key}={getattr(self, key)}: must be more than 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas}: each must be at least 0 and less than 1")
+        if self.seed >= NUM_SEEDS:
+            raise ValueError(f"seed={self.seed}: must be less than {NUM_SEEDS}")
 
 
-_ALLOWED = {"schedule": Schedule, "normaliser": Normaliser, "precision": Precision, "wandb": WandbMode}
+_ALLOWED = {
+    "schedule": Schedule,
+    "normaliser": Normaliser,
+    "precision": Precision,
+    "accelerator": Accelerator,
+    "wandb": WandbMode,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +108,16 @@ class PolicySettings:
     """The output head is the embedding matrix."""
     vocab_size: int = 1280
     """Most tokens of the tokenizer, the chat's own included; fewer where the texts give fewer merges."""
+
+    def __post_init__(self) -> None:
+        at_least(self, num_layers=1, hidden_size=1, num_heads=1, num_kv_heads=1, head_dim=2, ffn_size=1)
+        at_least(self, rope_theta=1, max_positions=1, vocab_size=LEAST_VOCABULARY)
+        if not 0 < self.initializer_range < float("inf"):
+            raise ValueError(f"initializer_range={self.initializer_range}: must be more than 0")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim}: must be even, for positions turn pairs of numbers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +148,8 @@ class ColdStartSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("traces_per_family", "batch_size", "headless_steps", "steps", "check_every", "tasks_per_check"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"cold_start.{key}={getattr(self, key)}: must be at least 1")
+        at_least(self, traces_per_family=1, batch_size=1, lr=0, warmup_steps=0, headless_steps=1, steps=1)
+        at_least(self, check_every=1, tasks_per_check=1, seed=0)
         for key in ("headless_pass_rate", "pass_rate", "floor"):
             if not 0.0 <= getattr(self, key) < 1.0:
-                raise ValueError(f"cold_start.{key}={getattr(self, key)}: must be at least 0 and less than 1")
+                raise ValueError(f"{key}={getattr(self, key)}: must be at least 0 and less than 1")

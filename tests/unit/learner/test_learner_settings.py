@@ -1,9 +1,11 @@
+import math
 import subprocess
 import sys
 
 import pytest
 
-from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.settings import LEAST_VOCABULARY, ColdStartSettings, LearnerSettings, PolicySettings
+from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS
 
 
 def test_settings_import_no_torch() -> None:
@@ -16,12 +18,48 @@ def test_settings_import_no_torch() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"normaliser": "words"}, r"learner.normaliser='words': allowed are token, rollout, constant"),
-        ({"precision": "16-true"}, "learner.precision"),
-        ({"epochs": 0}, "learner.epochs=0: must be at least 1"),
-        ({"truncation": 0.0}, "learner.truncation"),
+        ({"normaliser": "words"}, "normaliser='words': allowed are token, rollout, constant"),
+        ({"precision": "16-true"}, "precision"),
+        ({"accelerator": "gpuu"}, "accelerator='gpuu': allowed are auto, cpu, cuda"),
+        ({"epochs": 0}, "epochs=0: must be at least 1"),
+        ({"truncation": 0.0}, "truncation"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm"),
+        ({"lr": -1.0}, "lr=-1.0: must be at least 0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"clip_high": -1.0}, "clip_high=-1.0"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"num_threads": -1}, "num_threads"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**32}, "seed=4294967296: must be less than"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_and_what_is_allowed(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LearnerSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads=3: must divide num_heads=4"),
+        ({"vocab_size": 10}, "vocab_size=10: must be at least 265"),
+        ({"head_dim": 31}, "head_dim=31: must be even"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"initializer_range": 0.0}, "initializer_range"),
+    ],
+)
+def test_a_shape_that_no_policy_can_have_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PolicySettings(**wrong)
+
+
+def test_the_least_vocabulary_is_all_bytes_and_the_tokens_of_the_chat() -> None:
+    assert 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS) == LEAST_VOCABULARY
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"warmup_steps": -1}, {"steps": 0}, {"floor": 1.0}, {"seed": -1}])
+def test_a_cold_start_that_cannot_be_made_is_refused(wrong: dict[str, float]) -> None:
+    ((key, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{key}={value}"):
+        ColdStartSettings(**wrong)
