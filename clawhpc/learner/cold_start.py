@@ -47,7 +47,7 @@ BYTES_ONLY = 300
 LEAST_PRACTICE = 0.05
 """Weight of a skill that always passes, beside 1 for one that never does."""
 CHECKPOINT_EVERY = 50
-"""Updates: some twenty seconds of work."""
+"""Updates, at least: some twenty seconds of work."""
 ROUGH_CHECK_EVERY = 10
 """Updates between two looks at the pass rates in the first stage, whose end need not be exact."""
 LOG_EVERY = 30
@@ -113,7 +113,7 @@ def make_policy(
         taught = output if stage is stages[-1] else folder / stage.name
         if not taught.exists():
             fit_sft(
-                teaching,
+                dataclasses.replace(teaching, checkpoint_every=checkpoint_interval(stage)),
                 policy=policy,
                 num_steps=stage.num_steps + 1,  # the last of which is a look only
                 lessons=Lessons(stage, settings, book, Classroom(tokenizer, teaching)),
@@ -134,10 +134,16 @@ def teaching_settings(settings: ColdStartSettings, learner: LearnerSettings) -> 
         schedule="constant",
         weight_decay=0.0,
         normaliser="token",
-        checkpoint_every=CHECKPOINT_EVERY,
         seed=settings.seed,
-        wandb="disabled",
     )
+
+
+def checkpoint_interval(stage: Stage) -> int:
+    """Updates between two checkpoints: who goes on from one looks at the pass rates, so it lies where all look (law 8).
+
+    Which skills are practised depends on the rates of the last look, which a checkpoint does not hold.
+    """
+    return stage.check_every * -(-CHECKPOINT_EVERY // stage.check_every)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,11 +16,20 @@ from transformers import PreTrainedModel
 
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.errors import UserError
-from clawhpc.learner.cold_start import Lessons, Stage, make_policy, plan_stages, sample_examples, write_tokenizer
+from clawhpc.learner.cold_start import (
+    Lessons,
+    Stage,
+    checkpoint_interval,
+    make_policy,
+    plan_stages,
+    sample_examples,
+    write_tokenizer,
+)
 from clawhpc.learner.exam import Gate, Rates
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
 from clawhpc.learner.traces import Example, Skill, TraceBook, encode_example, read_book
 from clawhpc.store import read_policy
+from tests.fakes.learner_campaign import Killed
 from tests.fakes.traces import SYSTEM, captured_tasks
 
 SMALL = PolicySettings(num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=2, head_dim=8, ffn_size=32)
@@ -132,6 +141,24 @@ def test_the_first_stage_has_no_head(book: TraceBook) -> None:
     assert [stage.head for stage in plan_stages(SETTINGS)] == [False, True]
 
 
+@dataclass
+class Learning(FakeClassroom):
+    """An exam of a policy that knows more with each of its steps, whose number stands for it."""
+
+    def pass_rates(self, model: Any) -> Rates:
+        return skills([0.001 * model, 0.002 * model, 0.003 * model, 0.0])
+
+
+@pytest.mark.parametrize("check_every", [1, 3, 7, 60])
+def test_who_goes_on_from_a_checkpoint_practises_what_the_uninterrupted_does(book: TraceBook, check_every: int) -> None:
+    for stage in plan_stages(dataclasses.replace(SETTINGS, check_every=check_every, steps=400, headless_steps=400)):
+        resumed_at = checkpoint_interval(stage)
+        assert resumed_at >= 50
+        through, again = (Lessons(stage, SETTINGS, book, Learning(iter(()))) for _ in range(2))  # type: ignore[arg-type]
+        batches = [through(step, step) for step in range(resumed_at + 9)]  # type: ignore[arg-type]
+        assert [again(step, step) for step in range(resumed_at, resumed_at + 9)] == batches[resumed_at:]  # type: ignore[arg-type]
+
+
 def test_the_same_step_has_the_same_examples(book: TraceBook) -> None:
     batches = [lessons_of(book, LOW)[0](0, MODEL) for _ in range(2)]
     assert batches[0] == batches[1]
@@ -180,6 +207,35 @@ def test_what_a_killed_cold_start_has_done_is_not_done_again(book: TraceBook, tm
     make(SETTINGS, book, tmp_path)
     assert [part.stat().st_mtime_ns for part in parts] == before
     assert read_policy(tmp_path / "policy").digest == whole
+
+
+@dataclass
+class MortalBook:
+    """A book whose reader is killed once `log` has more than `num_steps` steps."""
+
+    book: TraceBook
+    log: Path
+    num_steps: int
+
+    @property
+    def skills(self) -> Any:
+        return self.book.skills
+
+    def draw(self, *what: Any) -> Example:
+        if self.log.exists() and self.log.read_text().count("\n") > self.num_steps:
+            raise Killed
+        return self.book.draw(*what)
+
+
+def test_a_cold_start_that_was_killed_ends_with_the_same_policy(book: TraceBook, tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, headless_steps=1, steps=53, lr=1e-2)
+    checkpoints, log = (tmp_path / f"killed/work/whole-{kind}" for kind in ("checkpoints", "metrics/metrics.csv"))
+    make(settings, book, tmp_path / "through")
+    with pytest.raises(Killed):
+        make(settings, MortalBook(book, log, num_steps=52), tmp_path / "killed")  # type: ignore[arg-type]
+    assert [path.name for path in checkpoints.iterdir()] == ["step-000050.ckpt"]
+    make(settings, book, tmp_path / "killed")
+    assert read_policy(tmp_path / "killed/policy").digest == read_policy(tmp_path / "through/policy").digest
 
 
 def test_a_policy_that_stays_below_the_floor_is_not_published(book: TraceBook, tmp_path: Path) -> None:
