@@ -138,10 +138,10 @@ class RunConfig:
         return Path(self.scratch_dir) if self.scratch_dir else None
 
     def worker_spec(self, run_root: Path) -> WorkerSpec:
-        """What a worker of this run is told. UserError names a harness that there is not."""
-        unknown = [name for name in self.harness.names if name not in HARNESSES]
-        if unknown or not self.harness.names:
-            raise UserError(f"harness.names={list(self.harness.names)}: allowed are {', '.join(HARNESSES)}")
+        """What a worker of this run is told. UserError names a harness that there is not, or that comes twice."""
+        names = self.harness.names
+        if not names or not HARNESSES.keys() >= set(names) or len(set(names)) < len(names):
+            raise UserError(f"harness.names={list(names)}: allowed are {', '.join(HARNESSES)}, each once")
         return WorkerSpec(
             run_root=str(run_root),
             cache_dir=self.cache_dir,
@@ -168,7 +168,14 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     ):
         log.info("run %s: %d tasks to train on, %d held out", paths.root, len(tasks.train), len(tasks.heldout))
         collector = Collector(paths, pool, config.campaign.stall_min)
-        yield Campaign(config.campaign, paths=paths, collector=collector, tasks=tasks, harnesses=config.harness.names)
+        yield Campaign(
+            config.campaign,
+            paths=paths,
+            collector=collector,
+            ledger=ledger,
+            tasks=tasks,
+            harnesses=config.harness.names,
+        )
 
 
 def typed(cfg: DictConfig) -> RunConfig:

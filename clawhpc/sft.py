@@ -37,13 +37,13 @@ def sft(config: RunConfig) -> None:
         log.info("the policy %s is there already", read_policy(output).path)
         return
     with open_run(runs, content) as paths:
-        began = time.monotonic()
+        began, cpu_began_s = time.monotonic(), time.process_time()
         tasks = capture_tasks(config, paths.root / "tasks")
         records = capture(config, paths, tasks)
         captured = time.monotonic()
         teach(config, paths, tasks, records, output)
         wall_s = {"capture": captured - began, "lessons": time.monotonic() - captured}
-        result = {"policy": str(output), "wall_s": wall_s, "cpu_s": cpu_by_part(paths)}
+        result = {"policy": str(output), "wall_s": wall_s, "cpu_s": cpu_by_part(paths, cpu_began_s)}
         write_atomic(paths.finished, msgspec.json.format(msgspec.json.encode(result)))
     log.info("finished; the policy is %s", output)
 

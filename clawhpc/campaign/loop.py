@@ -23,6 +23,7 @@ from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.ledger import Ledger
 from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, RolloutRecord, StepPlan, TaskSpec
@@ -42,31 +43,38 @@ class Campaign:
         *,
         paths: RunPaths,
         collector: Collector,
+        ledger: Ledger,
         tasks: TaskSets,
         harnesses: Sequence[str],
     ) -> None:
         """UserError when `settings` ask for more held-out tasks than there are."""
+        self._cpu_began_s = time.process_time()
         self._settings = settings
         self.paths = paths
         self._collector = collector
+        self._ledger = ledger
         self._tasks = {task.task_id: task for task in tasks.train}
         self._heldout = choose_heldout(tasks, settings.eval_tasks)
         self._harnesses = harnesses
 
     def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: PolicySource) -> None:
-        """Evaluate `policy`, train it, evaluate what came of it."""
-        from clawhpc.learner.trainer import LearnerPaths, fit_rl  # torch: not before it is needed
+        """Evaluate `policy`, train it, evaluate what came of it. UserError when there are too few tasks for a step."""
+        check_groups(self._settings, len(self._tasks), len(self._harnesses))
+        from clawhpc.learner.callbacks import wandb_run  # torch: not before it is needed
+        from clawhpc.learner.trainer import LearnerPaths, fit_rl
 
         before = self.evaluate_policy(policy)
-        last = fit_rl(
-            learner,
-            credit,
-            policy=self.paths.policy(0),
-            num_steps=self._settings.num_steps,
-            collect=self.collect,
-            policy_folder=self.paths.policy,
-            paths=LearnerPaths(checkpoints=self.paths.checkpoints, metrics=self.paths.metrics),
-        )
+        with wandb_run(self.paths, learner.wandb, self._ledger) as logger:
+            last = fit_rl(
+                learner,
+                credit,
+                policy=self.paths.policy(0),
+                num_steps=self._settings.num_steps,
+                collect=self.collect,
+                policy_folder=self.paths.policy,
+                paths=LearnerPaths(checkpoints=self.paths.checkpoints, metrics=self.paths.metrics),
+                logger=logger,
+            )
         self._finish(last, before, self.evaluate(last))
 
     def _finish(self, last: int, before: Sequence[RolloutRecord], after: Sequence[RolloutRecord]) -> None:
@@ -74,7 +82,7 @@ class Campaign:
         result: dict[str, object] = {
             "policy": str(self.paths.policy(last)),
             "steps": last,
-            "cpu_s": cpu_by_part(self.paths),
+            "cpu_s": cpu_by_part(self.paths, self._cpu_began_s),
         }
         if before and after:
             result |= {"before": tabulate(before), "after": tabulate(after)}
@@ -92,7 +100,7 @@ class Campaign:
 
     def collect(self, step: int) -> list[RolloutRecord] | None:
         """The rollouts of training step `step`; None when the time for training is over."""
-        spent_s = seconds_trained(self.paths)
+        spent_s = seconds_trained(self.paths, step)
         if self._settings.train_min and spent_s > 60 * self._settings.train_min:
             log.info("%.1f minutes of training are over after %d steps", self._settings.train_min, step)
             return None
@@ -130,28 +138,45 @@ class Campaign:
         )
         records = self._collector.collect(plan)
         log.info(
-            "policy of step %d on %d held-out tasks: pass@1 %s", policy_step, len(pairs), tabulate(records).pass_at_1
+            "policy of step %d on %d held-out tasks with %s: pass@1 %s",
+            policy_step,
+            len(self._heldout),
+            " and ".join(self._harnesses),
+            tabulate(records).pass_at_1,
         )
         return records
 
 
-def cpu_by_part(paths: RunPaths) -> dict[str, float]:
-    """CPU seconds of a run so far. `learner` is this process: after a resume, what came before is not in it."""
+def cpu_by_part(paths: RunPaths, began_s: float) -> dict[str, float]:
+    """CPU seconds of a run so far. `learner` is this process since its CPU time was `began_s`: not before a resume."""
     usage = read_usage(paths)
     return {
         "harness": sum(record.timings.harness_cpu_s for record in read_rollouts(paths)),
         "engine": sum(worker.engine_cpu_s for worker in usage),
         "proxy": sum(worker.own_cpu_s for worker in usage),
-        "learner": time.process_time(),
+        "learner": time.process_time() - began_s,
     }
 
 
-def seconds_trained(paths: RunPaths) -> float:
-    """Wall time of the steps that are done, collecting and learning, by the run's own log."""
+def seconds_trained(paths: RunPaths, step: int) -> float:
+    """Wall time of the steps before `step`, collecting and learning, by the run's own log.
+
+    After a resume, which goes on from a checkpoint, the log has rows of steps that are made again.
+    """
     if not paths.metrics_csv.exists():
         return 0.0
     with paths.metrics_csv.open(newline="") as file:
-        return sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in csv.DictReader(file))
+        done = [row for row in csv.DictReader(file) if int(row["step"]) < step]
+    return sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in done)
+
+
+def check_groups(settings: CampaignSettings, num_tasks: int, num_harnesses: int) -> None:
+    """UserError when a step has more groups than there are (task, harness) pairs to train on."""
+    if settings.num_steps and settings.groups_per_step > num_tasks * num_harnesses:
+        raise UserError(
+            f"campaign.groups_per_step={settings.groups_per_step}: needs as many (task, harness) pairs, but "
+            f"{num_tasks} tasks to train on, with {num_harnesses} harnesses, give only {num_tasks * num_harnesses}"
+        )
 
 
 def choose_heldout(tasks: TaskSets, num_tasks: int | None) -> tuple[TaskSpec, ...]:

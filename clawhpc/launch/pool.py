@@ -107,17 +107,11 @@ class WorkerPool:
             yield
             return
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        before = {key: os.environ.get(key) for key in self._ledger.environment}
-        os.environ.update(self._ledger.environment)
         try:
-            yield
+            with self._ledger.lend_environment():
+                yield
         finally:
             signal.signal(signal.SIGINT, handler)
-            for key, value in before.items():
-                if value is None:
-                    del os.environ[key]
-                else:
-                    os.environ[key] = value
 
     def log_of(self, worker_id: str) -> Path:
         """The file into which a worker logs."""

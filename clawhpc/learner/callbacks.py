@@ -12,7 +12,9 @@ import io
 import logging
 import os
 import random
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +26,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from clawhpc.errors import UserError
 from clawhpc.learner.data import StepBatch
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.policy import save_policy, sweep_parts
 from clawhpc.learner.settings import WandbMode
-from clawhpc.store import is_whole, sync, write_atomic
+from clawhpc.ledger import Ledger
+from clawhpc.paths import RunPaths
+from clawhpc.store import is_whole, sync, write_atomic, write_once
 
 log = logging.getLogger(__name__)
 
@@ -201,16 +206,54 @@ class PrintSteps(Callback):
 
 
 @contextmanager
-def wandb_run(folder: Path, *, mode: WandbMode) -> Iterator[WandbLogger | Literal[False]]:
-    """Weights & Biases for one fit; `offline` keeps the run in `folder` until `wandb sync`, and makes no connection."""
+def wandb_run(paths: RunPaths, mode: WandbMode, ledger: Ledger) -> Iterator[WandbLogger | Literal[False]]:
+    """Weights & Biases for one run of ours, one run of its own after a resume too.
+
+    `offline` keeps it in the folder of the metrics until `wandb sync`, and makes no connection. Its process and its
+    temporary files are `ledger`'s. UserError when it does not start, as without a key for `online`.
+    """
     if mode == "disabled":
         yield False
         return
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its import connects to a crash reporter
     os.environ.setdefault("WANDB_SILENT", "true")  # else its import advertises
-    import wandb
+    paths.metrics.mkdir(parents=True, exist_ok=True)
+    with _started_things_are(ledger):
+        import wandb  # which makes folders for temporary files
 
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = wandb.Settings(mode=mode, console="off", silent=True, disable_git=True, disable_code=True)
-    with wandb.init(project="clawhpc", name=folder.parent.name, dir=folder, settings=settings) as run:
-        yield WandbLogger(experiment=run)
+        settings = wandb.Settings(mode=mode, console="off", silent=True, disable_git=True, disable_code=True)
+        try:
+            run = wandb.init(
+                project="clawhpc",
+                name=f"{paths.root.parent.name}/{paths.root.name}",
+                id=_wandb_id(paths),
+                resume="allow",
+                dir=paths.metrics,
+                settings=settings,
+            )
+        except wandb.Error as error:
+            raise UserError(f"learner.wandb={mode}: {error}; learner.wandb=offline needs no server") from error
+    try:
+        with run:
+            yield WandbLogger(experiment=run)
+    finally:
+        wandb.teardown()  # else its process would serve the next run too, but it ends with the ledger of this one
+
+
+@contextmanager
+def _started_things_are(ledger: Ledger) -> Iterator[None]:
+    """Processes that are started within the block are `ledger`'s, and so are temporary files, theirs and ours."""
+    scratch = str(ledger.scratch)
+    before, tempfile.tempdir = tempfile.tempdir, scratch
+    try:
+        with ledger.lend_environment(TMPDIR=scratch, WANDB_CACHE_DIR=f"{scratch}/wandb"):
+            yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _wandb_id(paths: RunPaths) -> str:
+    """The run's id there, chosen once: its name is not unique among all folders and users."""
+    path = paths.metrics / "wandb_id"
+    write_once(path, uuid.uuid4().hex[:12].encode())
+    return path.read_text()

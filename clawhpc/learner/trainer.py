@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from transformers import PreTrainedModel
 
@@ -23,7 +25,6 @@ from clawhpc.learner.callbacks import (
     StreamCheckpoint,
     WriteCsv,
     list_checkpoints,
-    wandb_run,
 )
 from clawhpc.learner.data import StepData, StepSource, rl_source, sft_source
 from clawhpc.learner.module import GrpoModule, LearnerModule, SftModule
@@ -40,7 +41,7 @@ class LearnerPaths:
 
     checkpoints: Path
     metrics: Path
-    """`metrics.csv`, and the folder of Weights & Biases."""
+    """For `metrics.csv`."""
 
 
 def fit_rl(
@@ -52,6 +53,7 @@ def fit_rl(
     collect: Callable[[int], Sequence[RolloutRecord] | None],
     policy_folder: Callable[[int], Path],
     paths: LearnerPaths,
+    logger: Logger | Literal[False] = False,
 ) -> int:
     """Make at most `num_steps` steps, starting from the policy in folder `policy`; returns the step of the last policy.
 
@@ -61,7 +63,7 @@ def fit_rl(
     first = read_policy(policy)
     module = GrpoModule(settings, policy, num_steps)
     publish = PublishPolicy(policy_folder, first.renderer, first.thinking)
-    return _fit(module, rl_source(collect, settings, credit), paths, publish=publish, names=RL_LINE)
+    return _fit(module, rl_source(collect, settings, credit), paths, publish=publish, names=RL_LINE, logger=logger)
 
 
 def fit_sft(
@@ -101,7 +103,13 @@ SFT_LINE_EVERY = 25
 
 
 def _fit(
-    module: LearnerModule, source: StepSource, paths: LearnerPaths, *, publish: Callback | None, names: tuple[str, ...]
+    module: LearnerModule,
+    source: StepSource,
+    paths: LearnerPaths,
+    *,
+    publish: Callback | None,
+    names: tuple[str, ...],
+    logger: Logger | Literal[False] = False,
 ) -> int:
     """Returns the number of steps that are done."""
     settings = module.settings
@@ -114,34 +122,33 @@ def _fit(
         RichProgressBar() if show_bar else PrintSteps(module.num_steps, names, every=1 if publish else SFT_LINE_EVERY)
     )
     checkpoint = SaveCheckpoint(paths.checkpoints, every=settings.checkpoint_every, keep=settings.keep_checkpoints)
-    with wandb_run(paths.metrics, mode=settings.wandb) as logger:
-        trainer = Trainer(
-            accelerator=settings.accelerator,
-            devices=1,
-            precision=settings.precision,
-            max_epochs=1,
-            logger=logger,
-            callbacks=[watch, WriteCsv(paths.metrics / "metrics.csv"), checkpoint, *([publish] if publish else [])],
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=show_bar,
-            log_every_n_steps=1,
-            # Under Slurm, Lightning would else take the requeue signal, which belongs to the launcher.
-            plugins=[LightningEnvironment(), StreamCheckpoint()],
+    trainer = Trainer(
+        accelerator=settings.accelerator,
+        devices=1,
+        precision=settings.precision,
+        max_epochs=1,
+        logger=logger,
+        callbacks=[watch, WriteCsv(paths.metrics / "metrics.csv"), checkpoint, *([publish] if publish else [])],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=show_bar,
+        log_every_n_steps=1,
+        # Under Slurm, Lightning would else take the requeue signal, which belongs to the launcher.
+        plugins=[LightningEnvironment(), StreamCheckpoint()],
+    )
+    saved = list_checkpoints(paths.checkpoints)
+    data = StepData(source, module.num_steps)
+    try:
+        trainer.fit(
+            module,
+            datamodule=data,
+            ckpt_path=saved[-1] if saved else None,
+            weights_only=False,
         )
-        saved = list_checkpoints(paths.checkpoints)
-        data = StepData(source, module.num_steps)
-        try:
-            trainer.fit(
-                module,
-                datamodule=data,
-                ckpt_path=saved[-1] if saved else None,
-                weights_only=False,
-            )
-        except SystemExit as stop:
-            if isinstance(stop.__context__, KeyboardInterrupt):
-                raise stop.__context__ from None  # Lightning exits; what Ctrl-C means is the entry point's to say
-            raise
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise stop.__context__ from None  # Lightning exits; what Ctrl-C means is the entry point's to say
+        raise
     return data.stream.next_step
 
 

@@ -11,6 +11,8 @@ import selectors
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -74,6 +76,21 @@ class Ledger:
     def environment(self) -> dict[str, str]:
         """For every process that is started. SPT_NOENV: `setproctitle` (vLLM uses it) would write over the marker."""
         return {OWNER_VARIABLE: reap.owner_marker(self._owner), "SPT_NOENV": "1"}
+
+    @contextmanager
+    def lend_environment(self, **more: str) -> Iterator[None]:
+        """`environment`, and `more`, are this process's own within the block: for what a library starts in it."""
+        values = {**self.environment, **more}
+        before = {key: os.environ.get(key) for key in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    del os.environ[key]
+                else:
+                    os.environ[key] = value
 
     def close(self) -> None:
         """Let the watchdog do its work now, and do it here if it has been killed. A second call does nothing.

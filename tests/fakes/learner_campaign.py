@@ -7,8 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
+from lightning.pytorch.loggers import Logger
 from safetensors.torch import load_file
 
 from clawhpc.credit.group import GroupCreditSettings
@@ -21,7 +23,7 @@ from tests.fakes.records import make_group, make_record
 from tests.fakes.session import Session
 
 SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, ffn_size=32)
-SETTINGS = LearnerSettings(lr=1e-2, warmup_steps=1, epochs=2, token_budget=200, wandb="disabled")
+SETTINGS = LearnerSettings(lr=1e-2, warmup_steps=1, epochs=2, token_budget=200)
 NUM_STEPS = 4
 
 
@@ -51,6 +53,7 @@ class Campaign:
     collect: Callable[[int], Sequence[RolloutRecord] | None] = rollouts
     settings: LearnerSettings = SETTINGS
     num_steps: int = NUM_STEPS
+    logger: Logger | Literal[False] = False
     kill_when: Callable[[str, int], bool] = lambda event, step: False
     events: list[tuple[str, int]] = field(default_factory=list)
 
@@ -63,6 +66,7 @@ class Campaign:
             collect=self._collect,
             policy_folder=self._policy_folder,
             paths=LearnerPaths(checkpoints=self.run.checkpoints, metrics=self.run.metrics),
+            logger=self.logger,
         )
         return load_file(self.run.policy(last) / "model.safetensors")
 

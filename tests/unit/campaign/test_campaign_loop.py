@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from clawhpc.campaign.collect import check_verdicts
-from clawhpc.campaign.loop import Campaign, make_plan
+from clawhpc.campaign.install import PolicySource
+from clawhpc.campaign.loop import Campaign, cpu_by_part, make_plan
 from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import LaunchError, UserError
+from clawhpc.learner.settings import LearnerSettings
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, StepPlan
 from clawhpc.tasks.sets import TaskSets
@@ -35,7 +40,8 @@ def campaign_of(tmp_path: Path, collector: Recorder, harnesses: Sequence[str] = 
         heldout=tuple(make_task(f"h{index}") for index in range(4)),
     )
     settings = replace(CampaignSettings(groups_per_step=2, samples_per_group=3, eval_tasks=4), **changes)
-    return Campaign(settings, paths=RunPaths(tmp_path), collector=collector, tasks=tasks, harnesses=harnesses)  # type: ignore[arg-type]
+    paths, ledger = RunPaths(tmp_path), None  # which only Weights & Biases takes
+    return Campaign(settings, paths=paths, collector=collector, ledger=ledger, tasks=tasks, harnesses=harnesses)  # type: ignore[arg-type]
 
 
 def test_a_step_is_planned_the_same_again_and_differently_from_others(tmp_path: Path) -> None:
@@ -79,7 +85,31 @@ def test_training_ends_when_its_minutes_are_over_those_before_a_resume_included(
     metrics.write_text("step,time/collect_s,time/learn_s\n0,40.0,10.0\n")
     assert campaign.collect(1) is not None
     metrics.write_text("step,time/collect_s,time/learn_s\n0,40.0,10.0\n1,5.0,6.0\n")
+    assert campaign.collect(1) is not None  # after a resume, step 1 is made again
     assert campaign.collect(2) is None
+
+
+def test_a_step_that_needs_more_pairs_than_there_are_is_refused_before_anything_is_collected(tmp_path: Path) -> None:
+    collector = Recorder()
+    campaign = campaign_of(tmp_path, collector, groups_per_step=9)
+    with pytest.raises(UserError, match=r"campaign\.groups_per_step=9: .*8 tasks to train on, with 1 harnesses"):
+        campaign.run(LearnerSettings(), GroupCreditSettings(), PolicySource(folder=tmp_path))
+    assert collector.plans == []
+    campaign.evaluate(0)
+    assert len(collector.plans) == 1
+
+
+def test_the_cpu_seconds_of_the_learner_are_those_of_this_campaign(tmp_path: Path) -> None:
+    began_s = time.process_time()
+    assert cpu_by_part(RunPaths(tmp_path), began_s)["learner"] <= time.process_time() - began_s
+
+
+def test_how_many_tasks_are_evaluated_is_said_apart_from_the_harnesses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        campaign_of(tmp_path, Recorder(), harnesses=("pi", "claude_code")).evaluate(0)
+    assert "on 4 held-out tasks with pi and claude_code: pass@1" in caplog.text
 
 
 def test_more_evaluation_tasks_than_are_held_out_are_refused(tmp_path: Path) -> None:

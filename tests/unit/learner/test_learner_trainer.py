@@ -181,12 +181,6 @@ def test_the_log_has_one_row_per_step_also_after_a_kill(policy: Path, tmp_path: 
         assert all(math.isfinite(float(row[name])) for row in rows), name
 
 
-def test_offline_wandb_keeps_the_run_on_disk(policy: Path, tmp_path: Path) -> None:
-    campaign = Campaign(RunPaths(tmp_path), settings=replace(SETTINGS, wandb="offline"), num_steps=1)
-    campaign.train(policy)
-    assert list((campaign.run.metrics / "wandb").glob("offline-run-*/*.wandb"))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""Weights & Biases: one run there for each of ours, and nothing of it outlives us."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clawhpc.errors import UserError
+from clawhpc.learner.callbacks import wandb_run
+from clawhpc.ledger import Ledger
+from clawhpc.ledger.reap import find_marked
+from clawhpc.paths import RunPaths
+from tests.fakes.learner_campaign import Campaign
+
+KILLED_WITHIN_S = 15.0
+"""The ledger's promise, and some more for a busy machine."""
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from clawhpc.learner.callbacks import wandb_run
+from clawhpc.ledger import Ledger
+from clawhpc.paths import RunPaths
+
+with Ledger.open(Path(sys.argv[1])) as ledger, wandb_run(RunPaths(Path(sys.argv[2])), "offline", ledger):
+    print(list(ledger.environment.values())[0], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_run_is_one_run_there_with_its_name_and_number_after_a_resume_too(
+    policy: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run, ids = RunPaths(tmp_path / "quickstart/003"), set()
+    for num_steps in (1, 2):
+        with wandb_run(run, "offline", ledger) as logger:
+            assert logger
+            assert logger.experiment.name == "quickstart/003"
+            ids.add(logger.experiment.id)
+            Campaign(run, num_steps=num_steps, logger=logger).train(policy)
+    assert len(ids) == 1
+    assert [file.stem for file in (run.metrics / "wandb").glob("offline-run-*/*.wandb")] == [f"run-{ids.pop()}"] * 2
+
+
+def test_runs_of_one_name_in_different_folders_are_different_runs_there(tmp_path: Path, ledger: Ledger) -> None:
+    ids = []
+    for folder in ("a", "b"):
+        with wandb_run(RunPaths(tmp_path / folder / "quickstart/001"), "offline", ledger) as logger:
+            assert logger
+            ids.append(logger.experiment.id)
+    assert ids[0] != ids[1]
+
+
+def test_without_a_key_it_says_so_in_one_line(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"learner\.wandb=online: .*learner\.wandb=offline"):
+        wandb_run(RunPaths(tmp_path), "online", ledger).__enter__()
+
+
+def test_its_process_and_its_temporary_files_are_gone_after_a_kill(tmp_path: Path, ledger_root: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(ledger_root), str(tmp_path / "run")],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    with owner:
+        marker = owner.stdout.readline().strip()
+        assert find_marked(marker, set())
+        owner.kill()
+    deadline = time.monotonic() + KILLED_WITHIN_S
+    while find_marked(marker, set()) or list(ledger_root.iterdir()):
+        assert time.monotonic() < deadline, list(ledger_root.rglob("*"))
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
