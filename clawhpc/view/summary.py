@@ -37,11 +37,8 @@ class Row:
     """Replies that stand in later prompts in other ids than were drawn."""
     dropped: dict[str, int]
     started_at: float
-
-    @property
-    def trains(self) -> bool:
-        """Its reward enters a baseline."""
-        return self.outcome in POLICY_OUTCOMES and self.reward is not None
+    trains: bool
+    """Its reward enters a baseline."""
 
 
 def summarise(record: RolloutRecord) -> Row:
@@ -64,6 +61,7 @@ def summarise(record: RolloutRecord) -> Row:
         reencoded=sum(call.tokens.reencoded_replies for call in record.calls if call.tokens),
         dropped=record.dropped_leaves,
         started_at=record.timings.started_at,
+        trains=record.trains,
     )
 
 
