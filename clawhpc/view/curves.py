@@ -281,12 +281,16 @@ def smoothed(points: Points) -> Points:
     return line
 
 
+FLAT_SHARE = 0.03
+"""Of a value: a smaller spread is drawn flat, for its ticks would all have the same three digits."""
+
+
 def nice_ticks(values: Sequence[float], *, from_zero: bool = False) -> list[float]:
     """Three to five round numbers that enclose the values, ascending."""
     low, high = min(values), max(values)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low < 1e-12:
+    if high - low < max(1e-12, FLAT_SHARE * max(abs(low), abs(high))):
         margin = abs(high) * 0.1 or 1.0
         low, high = (low, high + margin) if from_zero and low >= 0 else (low - margin, high + margin)
     unit = 10.0 ** math.floor(math.log10((high - low) / 3))

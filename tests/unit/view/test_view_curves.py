@@ -22,6 +22,7 @@ def test_ticks_are_few_ascend_and_enclose_every_value(points: list[float], from_
     assert ticks[0] <= min(points) + slack
     assert ticks[-1] >= max(points) - slack
     assert not from_zero or ticks[0] <= 0 <= ticks[-1]
+    assert len({format_number(tick) for tick in ticks}) == len(ticks)
 
 
 def test_a_line_fills_its_box_and_a_single_step_is_a_dot() -> None:
