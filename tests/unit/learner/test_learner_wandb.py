@@ -73,9 +73,11 @@ def test_its_process_and_its_temporary_files_are_gone_after_a_kill(tmp_path: Pat
     )
     assert owner.stdout is not None
     with owner:
-        marker = owner.stdout.readline().strip()
-        assert find_marked(marker, set())
-        owner.kill()
+        try:
+            marker = owner.stdout.readline().strip()
+            assert find_marked(marker, set())
+        finally:
+            owner.kill()
     deadline = time.monotonic() + KILLED_WITHIN_S
     while find_marked(marker, set()) or list(ledger_root.iterdir()):
         assert time.monotonic() < deadline, list(ledger_root.rglob("*"))
