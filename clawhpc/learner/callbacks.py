@@ -233,10 +233,12 @@ def wandb_run(paths: RunPaths, mode: WandbMode, ledger: Ledger) -> Iterator[Wand
             )
         except wandb.Error as error:
             raise UserError(f"learner.wandb={mode}: {error}; learner.wandb=offline needs no server") from error
+    exit_code = 1
     try:
-        with run:
-            yield WandbLogger(experiment=run)
-    finally:
+        yield WandbLogger(experiment=run)
+        exit_code = 0
+    finally:  # `with run` would print a traceback of what is ours to tell
+        run.finish(exit_code)
         wandb.teardown()  # else its process would serve the next run too, but it ends with the ledger of this one
 
 

@@ -55,6 +55,14 @@ def test_runs_of_one_name_in_different_folders_are_different_runs_there(tmp_path
     assert ids[0] != ids[1]
 
 
+def test_what_goes_wrong_in_a_run_is_not_told_by_it(
+    tmp_path: Path, ledger: Ledger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt), wandb_run(RunPaths(tmp_path), "offline", ledger):
+        raise KeyboardInterrupt
+    assert capfd.readouterr() == ("", "")
+
+
 def test_without_a_key_it_says_so_in_one_line(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
