@@ -290,14 +290,14 @@ def nice_ticks(values: Sequence[float], *, from_zero: bool = False) -> list[floa
     low, high = min(values), max(values)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low < max(1e-12, FLAT_SHARE * max(abs(low), abs(high))):
+    if high - low <= FLAT_SHARE * max(abs(low), abs(high)):
         margin = abs(high) * 0.1 or 1.0
         low, high = (low, high + margin) if from_zero and low >= 0 else (low - margin, high + margin)
     unit = 10.0 ** math.floor(math.log10((high - low) / 3))
     steps = (unit * factor for factor in (1, 2, 5, 10))
     step = next(step for step in steps if _num_ticks(low, high, step) <= 5)
     first = math.floor(low / step + 1e-9)
-    return [round(step * (first + at), 12) for at in range(_num_ticks(low, high, step))]
+    return [float(f"{step * (first + at):.12g}") for at in range(_num_ticks(low, high, step))]
 
 
 def _num_ticks(low: float, high: float, step: float) -> int:

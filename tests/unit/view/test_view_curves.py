@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from clawhpc.view.curves import Chart, Series, draw, format_number, nice_ticks, smoothed
 from clawhpc.view.metrics import read_metrics
 
-values = st.lists(st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-9), min_size=1, max_size=20)
+values = st.lists(st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-99), min_size=1, max_size=20)
+"""What is smaller is no number that anyone logs."""
 
 
 @given(values, st.booleans())
@@ -23,6 +24,13 @@ def test_ticks_are_few_ascend_and_enclose_every_value(points: list[float], from_
     assert ticks[-1] >= max(points) - slack
     assert not from_zero or ticks[0] <= 0 <= ticks[-1]
     assert len({format_number(tick) for tick in ticks}) == len(ticks)
+
+
+@given(values)
+def test_a_line_stays_in_its_box(points: list[float]) -> None:
+    drawing = draw(Chart(title="t", hint="", series=(Series(name="a", points=list(enumerate([*points, 0.0]))),)))
+    heights = [float(point.split()[1]) for point in drawing.shapes[0].path.removeprefix("M").split("L")]
+    assert all(-1 <= height <= 1001 for height in heights)
 
 
 def test_a_line_fills_its_box_and_a_single_step_is_a_dot() -> None:
