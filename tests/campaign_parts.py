@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -93,10 +94,13 @@ class Desk:
         return self.commands[-1]
 
     def left(self) -> list[str]:
-        """Processes and temporary files that are still there."""
-        processes = [str(pid) for place in (self.scratch, self.folder) for pid in running(str(place))]
+        """Processes and temporary files that are still there, those of Weights & Biases too, which bear our pid."""
+        pids = [command.process.pid for command in self.commands if command.process.poll() is not None]
+        needles = (str(self.scratch), str(self.folder), *(f" --pid {pid} " for pid in pids))
+        processes = [str(pid) for needle in needles for pid in running(needle)]
         files = [str(path) for path in self.scratch.glob("*")] if self.scratch.exists() else []
-        return processes + files
+        wandb_files = [str(path) for pid in pids for path in Path(tempfile.gettempdir()).glob(f"wandb*-{pid}-*")]
+        return processes + files + wandb_files
 
     def wait_until_nothing_is_left(self, within_s: float) -> None:
         """Fails, naming what is left, after `within_s`."""

@@ -81,6 +81,11 @@ def few_rollouts(paths: RunPaths, phase: str, count: int) -> bool:
     return sum(path.name.startswith(phase) for path in rollout_files(paths)) >= count
 
 
+def wandb_files(paths: RunPaths) -> list[Path]:
+    """One per process, named by the run that they all go on with."""
+    return list(paths.metrics.glob("wandb/offline-run-*/*.wandb"))
+
+
 MOMENTS: dict[str, Callable[[RunPaths], bool]] = {
     "the engine starts": lambda paths: paths.plan("eval", 0).exists(),
     "it is evaluated": lambda paths: few_rollouts(paths, "eval-000000", 1),
@@ -94,15 +99,16 @@ MOMENTS: dict[str, Callable[[RunPaths], bool]] = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_campaign_killed_at_any_moment_goes_on_with_each_rollout_once(desk: Desk, moment: str) -> None:
     paths = desk.run_paths()
-    killed = desk.start()
+    killed = desk.start(learner__wandb="offline")
     wait_for(lambda: MOMENTS[moment](paths), killed, START_S)
     killed.process.kill()
     killed.wait(5)
     desk.wait_until_nothing_is_left(within_s=END_S)
     before = {path.name: path.stat().st_mtime_ns for path in rollout_files(paths)}
-    again = desk.start()
+    again = desk.start(learner__wandb="offline")
     assert again.wait(START_S) == 0, again.text()
     check_whole(paths)
+    assert len({file.name for file in wandb_files(paths)}) == 1
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in rollout_files(paths)}.items()
 
 
@@ -118,8 +124,9 @@ def terminate(command: Command) -> None:
 
 @pytest.mark.parametrize("end", [ctrl_c, terminate])
 def test_ctrl_c_or_a_terminate_ends_everything_within_ten_seconds(desk: Desk, end: Callable[[Command], None]) -> None:
-    command = desk.start()
-    wait_for(lambda: few_rollouts(desk.run_paths(), "eval", 1), command, START_S)
+    command = desk.start(learner__wandb="offline", campaign__eval_tasks=0)
+    wait_for(lambda: few_rollouts(desk.run_paths(), "train", 1), command, START_S)
+    assert wandb_files(desk.run_paths())
     end(command)
     began = time.monotonic()
     assert command.wait(END_S) == 130, command.text()
