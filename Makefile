@@ -27,6 +27,7 @@ quickstart: $(STAMPS)/venv-$(EXTRA)
 $(STAMPS)/venv-$(EXTRA): pyproject.toml
 	@mkdir -p $(STAMPS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing packages into $(VENV): 2.7 GB, three to six minutes"
 	$(BIN)/pip install -q -e '.[$(EXTRA)]' || $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) -e '.[$(EXTRA)]'
 	[ $(EXTRA) != cpu ] || $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@

@@ -166,7 +166,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
         Ledger.open(config.scratch_root()) as ledger,
         WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
     ):
-        log.info("run %s: %d tasks to train on, %d held out", paths.root, len(tasks.train), len(tasks.heldout))
+        log.info("run %s", paths.root)
         collector = Collector(paths, pool, config.campaign.stall_min)
         yield Campaign(
             config.campaign,

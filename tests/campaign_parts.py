@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,3 +146,4 @@ def desk(tmp_path: Path, cache_dir: Path, babbler: Path) -> Iterator[Desk]:
             os.killpg(command.process.pid, signal.SIGKILL)
             command.process.wait(10)
     desk.wait_until_nothing_is_left(within_s=15)
+    shutil.rmtree(desk.scratch, ignore_errors=True)

@@ -64,6 +64,8 @@ class Campaign:
         from clawhpc.learner.trainer import LearnerPaths, fit_rl
 
         before = self.evaluate_policy(policy)
+        minutes = f", {self._settings.train_min:g} minutes" if self._settings.train_min else ""
+        log.info("training on %d tasks: at most %d steps%s", len(self._tasks), self._settings.num_steps, minutes)
         with wandb_run(self.paths, learner.wandb, self._ledger) as logger:
             last = fit_rl(
                 learner,
@@ -138,7 +140,7 @@ class Campaign:
         )
         records = self._collector.collect(plan)
         log.info(
-            "policy of step %d on %d held-out tasks with %s: pass@1 %s",
+            "after %d steps, pass@1 on %d held-out tasks with %s: %s",
             policy_step,
             len(self._heldout),
             " and ".join(self._harnesses),

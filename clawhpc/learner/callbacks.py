@@ -202,7 +202,7 @@ class PrintSteps(Callback):
             return
         values = "  ".join(f"{name.split('/')[-1]} {outputs[name]:.4g}" for name in self.names if name in outputs)
         elapsed_s = time.perf_counter() - self.began
-        log.info("step %d/%d  %s  elapsed %.0f s", batch.step + 1, self.num_steps, values, elapsed_s)
+        log.info("step %d  %s  elapsed %.0f s", batch.step + 1, values, elapsed_s)
 
 
 @contextmanager

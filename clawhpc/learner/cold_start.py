@@ -227,7 +227,13 @@ class Lessons:
             self._rates = self._exam.pass_rates(model)
             admitted = self._stage.gate.admits(self._rates)
             if admitted or is_over or step % LOG_EVERY == 0:
-                log.info("%s lessons, %d done: pass rate %s", self._stage.name, step, describe(self._rates))
+                log.info(
+                    "cold start %s the system prompt, update %d: pass rate %s, until %.2f",
+                    "with" if self._stage.head else "without",
+                    step,
+                    describe(self._rates),
+                    self._stage.gate.pass_rate,
+                )
             if admitted:
                 return None
         if is_over:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clawhpc.paths import RunPaths
-from clawhpc.store import published_steps, read_rollouts
+from clawhpc.store import published_steps, read_policy, read_rollouts
 from tests.campaign_parts import Desk
 
 pytestmark = [pytest.mark.engine, pytest.mark.harness, pytest.mark.sandbox]
@@ -26,7 +26,8 @@ def test_the_smoke_run_makes_a_policy_and_trains_it_for_one_step(desk: Desk) -> 
     assert published_steps(paths) == [0, 1]
     assert json.loads(paths.finished.read_bytes())["steps"] == 1
     phases = [record.key.phase for record in read_rollouts(paths)]
-    assert (phases.count("eval"), phases.count("train")) == (8, 8)
+    assert (phases.count("eval"), phases.count("train")) == (8, 16)
+    assert read_policy(paths.policy(1)).digest != read_policy(paths.policy(0)).digest, "no group had a spread"
     again = desk.start_plain("sft", overrides)
     assert again.wait(START_S) == 0, again.text()
     assert "is there already" in again.text()
