@@ -49,7 +49,7 @@ class VerifierError(BoundaryError):
 
 
 @contextmanager
-def boundary(kind: type[BoundaryError], what: str) -> Iterator[None]:
+def boundary(kind: type[ClawError], what: str) -> Iterator[None]:
     """Classify whatever escapes the block as `kind`, with the original as its cause.
 
     A `ClawError` passes unchanged, so that the innermost boundary names the true cause; cancellation and

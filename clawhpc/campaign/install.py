@@ -10,7 +10,7 @@ from pathlib import Path
 from clawhpc.errors import UserError
 from clawhpc.paths import RunPaths
 from clawhpc.records import PolicyVersion
-from clawhpc.store import POLICY_FILE, is_whole, publish_policy, read_policy, weights_digest
+from clawhpc.store import POLICY_FILE, is_whole, named_errors, publish_policy, read_policy, weights_digest
 
 POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """What is copied; a model from a hub may lie beside the same weights in other formats."""
@@ -68,19 +68,31 @@ def install_policy(paths: RunPaths, source: PolicySource) -> PolicyVersion:
                 f"{paths.root} began with another policy than {source.folder} now holds; give it another run.name"
             )
         return installed
+    described = _describe(source)
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for pattern in POLICY_FILES:
-        for file in source.folder.glob(pattern):
-            shutil.copyfile(file, part / file.name)
-    return publish_policy(part, dataclasses.replace(_describe(source, part), step=0, path=str(target)))
+    try:
+        with named_errors(part):
+            _copy(source.folder, part)
+            return publish_policy(part, dataclasses.replace(described, step=0, path=str(target)))
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
-def _describe(source: PolicySource, copy: Path) -> PolicyVersion:
+def _describe(source: PolicySource) -> PolicyVersion:
     if not source.is_foreign:
-        return read_policy(copy)
+        return read_policy(source.folder)
     from clawhpc.learner.policy import describe_model  # torch: not before it is needed
 
     assert source.renderer is not None, "checked"
-    return describe_model(copy, renderer=source.renderer, thinking=source.thinking)
+    return describe_model(source.folder, renderer=source.renderer, thinking=source.thinking)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """By reading and writing, so that an error names the file that it is about; `shutil` names the source for both."""
+    target.mkdir(parents=True)
+    for pattern in POLICY_FILES:
+        for file in source.glob(pattern):
+            with file.open("rb") as read, named_errors(target / file.name), (target / file.name).open("wb") as written:
+                shutil.copyfileobj(read, written)

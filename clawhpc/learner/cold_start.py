@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from clawhpc.engine.render import ChatRenderer, count_token_ids
 from clawhpc.errors import UserError
+from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.exam import Exam, Gate, Rates, describe
 from clawhpc.learner.policy import create_policy
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
@@ -159,7 +160,8 @@ def write_tokenizer(examples: Iterator[Example], folder: Path, *, vocab_size: in
         texts = [renderer.decode(token_ids(encode_example(renderer, example, "text"))) for example in examples]
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    train_tokenizer(texts, part, vocab_size=vocab_size)
+    with disk_errors(part):
+        train_tokenizer(texts, part, vocab_size=vocab_size)
     part.replace(folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Q
 from transformers.utils import logging as transformers_logging
 
 from clawhpc.engine.render import ChatRenderer, count_token_ids
+from clawhpc.errors import UserError, boundary
 from clawhpc.learner.attention import TreeLayout, use_tree_attention
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.settings import PolicySettings
@@ -30,6 +32,8 @@ TOKENIZER_FILES = (
 )
 PART = ".part"
 """Ends the name of a folder that is being written."""
+RECOMPUTED = "rotary_emb.inv_freq"
+"""Ends the name of what old checkpoints hold beside their weights."""
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = 1e-4
 """The learner's weights are float32, in which fused and unfused kernels differ by 1e-6 on average."""
@@ -120,17 +124,36 @@ def sweep_parts(policies: Path) -> None:
 def load_policy(folder: Path) -> PreTrainedModel:
     """The model of a policy folder: float32, for trees, in training mode. UserError for one that does not suit them."""
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    loaded: Any
+    with boundary(UserError, f"{folder}: no model that can be loaded"):
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    model, found = loaded
+    _check_weights(folder, found)
     use_tree_attention(model)
     return model.train()
 
 
+def _check_weights(folder: Path, found: Mapping[str, Collection[Any]]) -> None:
+    """UserError for weights of another model than config.json describes: transformers would draw what is missing."""
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        keys = sorted(str(key) for key in found[kind] if not str(key).endswith(RECOMPUTED))
+        if keys:
+            raise UserError(f"{folder}: its weights are not those of its config.json: {len(keys)} {kind}, as {keys[0]}")
+
+
 def make_probe(model: PreTrainedModel, num_token_ids: int) -> Probe:
-    """Ids that are the same for all versions of a policy, with this model's log-probs over its whole output head."""
+    """Ids that are the same for all versions of a policy, with this model's log-probs over its whole output head.
+
+    UserError for a model that gives NaN or infinity.
+    """
     generator = torch.Generator().manual_seed(0)
     length = min(PROBE_TOKENS, model.config.max_position_embeddings)
     ids_T = torch.randint(num_token_ids, (length,), generator=generator)
     logprobs_T = sequence_logprobs(model, ids_T)
+    if not logprobs_T.isfinite().all():
+        raise UserError("the model's log-probs are not finite: its weights are broken")
     return Probe(
         token_ids=tuple(ids_T.tolist()),
         logprobs=tuple(logprobs_T.tolist()),

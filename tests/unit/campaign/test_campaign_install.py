@@ -11,6 +11,7 @@ from clawhpc.errors import UserError
 from clawhpc.paths import RunPaths
 from clawhpc.records import PolicyVersion, Probe
 from clawhpc.store import POLICY_FILE, publish_policy, read_policy, weights_digest
+from tests.fakes.disk import largest_file
 
 
 def write_policy(folder: Path, weights: bytes) -> PolicySource:
@@ -68,3 +69,11 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, lost: str, message: str) -
 def test_a_folder_that_is_not_there_says_what_makes_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: no such policy folder; `python -m clawhpc\.sft` with the same"):
         PolicySource(folder=tmp_path / "nowhere").check()
+
+
+def test_a_full_disk_is_told_by_the_file_that_it_could_not_take(tmp_path: Path) -> None:
+    paths, source = RunPaths(tmp_path / "run"), write_policy(tmp_path / "source", b"x" * 100_000)
+    with largest_file(10_000), pytest.raises(OSError, match="File too large") as caught:
+        install_policy(paths, source)
+    assert caught.value.filename == str(paths.policies / ".step-000000.part/model.safetensors")
+    assert list(paths.policies.iterdir()) == []

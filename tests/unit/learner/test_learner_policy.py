@@ -1,4 +1,7 @@
 import errno
+import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from clawhpc.engine.render import count_token_ids
 from clawhpc.errors import UserError
-from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, load_policy, save_policy, sweep_parts
+from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
 from clawhpc.store import read_policy, weights_digest
@@ -142,3 +145,54 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, tokenizer_folder: Path) ->
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         save_policy(tmp_path / "next", model, empty, step=1, renderer="qwen3", thinking=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "policy"]
+
+
+def as_from_elsewhere(folder: Path, source: Path, **config: object) -> Path:
+    """The model of a policy folder without our word beside it, and with another configuration."""
+    shutil.copytree(source, folder)
+    (folder / "policy.json").unlink()
+    changed = {**json.loads((folder / "config.json").read_text()), **config}
+    (folder / "config.json").write_text(json.dumps(changed))
+    return folder
+
+
+def test_a_model_from_elsewhere_is_described_as_our_own_are(tokenizer_folder: Path, tmp_path: Path) -> None:
+    own = create_policy(tmp_path / "own", tokenizer_folder, SMALL, seed=0)
+    model = as_from_elsewhere(tmp_path / "model", tmp_path / "own")
+    assert describe_model(model, renderer="qwen3", thinking=False) == replace(own, path=str(model))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llama"}, "its weights are not those of its config.json: 4 unexpected_keys"),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            "not those of its config.json: 11 missing_keys",
+        ),
+        ({"hidden_size": 32}, "no model that can be loaded"),
+        ({"model_type": "mamba"}, "no model that can be loaded"),
+        ({"model_type": "nothing"}, "no model that can be loaded"),
+    ],
+)
+def test_a_model_that_is_not_what_its_configuration_says_is_refused(
+    tokenizer_folder: Path, tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    create_policy(tmp_path / "own", tokenizer_folder, SMALL, seed=0)
+    model = as_from_elsewhere(tmp_path / "model", tmp_path / "own", **config)
+    with pytest.raises(UserError, match=f"{model}: .*{message}"):
+        describe_model(model, renderer="qwen3", thinking=False)
+
+
+def test_a_model_with_truncated_or_broken_weights_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
+    create_policy(tmp_path / "own", tokenizer_folder, SMALL, seed=0)
+    model = as_from_elsewhere(tmp_path / "model", tmp_path / "own")
+    weights = load_file(model / "model.safetensors")
+    save_file(
+        {name: tensor * float("nan") for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(UserError, match="log-probs are not finite"):
+        describe_model(model, renderer="qwen3", thinking=False)
+    os.truncate(model / "model.safetensors", 1000)
+    with pytest.raises(UserError, match="no model that can be loaded: SafetensorError"):
+        describe_model(model, renderer="qwen3", thinking=False)
