@@ -11,6 +11,7 @@ Its scripts name `/root/.openclaw/workspace` outright, so the workspace stands t
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +23,12 @@ from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
 
 REWARD_FOLDER = "reward"
 """Below the workspace, and only in the verifier's sandbox."""
+MAX_NESTING = 100
+"""Levels of metadata: far fewer than plans and records, which hold a task, can be written and read with."""
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""No text: a NUL can stand in no command line, and the others steer a terminal."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
 
 
 class _Fault(Exception):
@@ -63,7 +70,7 @@ def load_tasks(folder: Path) -> LoadedTasks:
                 raise _Fault(f"{entry.path}/data_entry.json: task_id {task.task_id!r} is that of {first} already")
             tasks[task.task_id] = task
         except _Fault as fault:
-            faults.append(str(fault))
+            faults.append(_one_line(str(fault)))
     if not tasks:
         detail = f"; the first of {len(faults)} faults: {faults[0]}" if faults else ""
         raise UserError(
@@ -73,6 +80,8 @@ def load_tasks(folder: Path) -> LoadedTasks:
 
 
 def _load_task(root: Path) -> TaskSpec:
+    if SURROGATE.search(str(root.resolve())):
+        raise _Fault(f"{root}: its path is not UTF-8; give it another name")
     path = root / "data_entry.json"
     entry = _read_entry(path)
     if not (root / REWARD_FOLDER / "reward.sh").is_file():
@@ -89,27 +98,51 @@ def _load_task(root: Path) -> TaskSpec:
 
 
 def _read_entry(path: Path) -> _Entry:
+    too_deep = f"{path}: nested more than {MAX_NESTING} levels deep"
     try:
+        if path.exists() and not path.is_file():
+            raise _Fault(f"{path}: not a regular file")  # a pipe would be waited for
         entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
     except OSError as error:
         raise _Fault(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _Fault(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise _Fault(too_deep) from error
+    if _nesting(entry.metadata) > MAX_NESTING:
+        raise _Fault(too_deep)
     for key in ("task_id", "user_query"):
         if not getattr(entry, key).strip():
             raise _Fault(f"{path}: {key} is empty")
+    for key in ("task_id", "user_query", "input_mount_dir"):
+        if found := CONTROL.search(getattr(entry, key) or ""):
+            raise _Fault(f"{path}: {key} has the control character {found[0]!r}")
     return entry
+
+
+def _nesting(value: Any) -> int:
+    """Levels of objects and arrays in a JSON value."""
+    levels, layer = 0, [value]
+    while containers := [item for item in layer if isinstance(item, dict | list)]:
+        levels += 1
+        layer = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+    return levels
 
 
 def _input_subdir(path: Path, mount: str | None, inputs: Path) -> str:
     """Where below the workspace the input files go."""
-    if mount is not None and not inputs.is_dir():
-        raise _Fault(f"{path}: input_mount_dir is set, but there is no folder input_files")
     target = PurePosixPath(mount or WORKSPACE_MOUNT)
     if not target.is_relative_to(WORKSPACE_MOUNT) or ".." in target.parts:
         raise _Fault(f"{path}: input_mount_dir {mount!r} is neither {WORKSPACE_MOUNT} nor a folder in it")
+    if mount is not None and not inputs.is_dir():
+        raise _Fault(f"{path}: input_mount_dir is set, but there is no folder input_files")
     subdir = target.relative_to(WORKSPACE_MOUNT)
     first_names = subdir.parts[:1] or tuple(entry.name for entry in inputs.glob(REWARD_FOLDER))
     if REWARD_FOLDER in first_names:
         raise _Fault(f"{path}: input_files would lie at {WORKSPACE_MOUNT}/{REWARD_FOLDER}, the verifier's own place")
     return str(subdir)
+
+
+def _one_line(text: str) -> str:
+    """`text` with what a terminal does not print spelt out: a folder's name may hold line breaks and worse."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,5 @@
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ def test_a_mount_below_the_workspace_moves_the_inputs_not_the_workspace(tmp_path
         ({"task_id": 7}, "data_entry.json: Expected `str`, got `int` - at `$.task_id`"),
         ({"user_query": None}, "data_entry.json: Object missing required field `user_query`"),
         ({"metadata": []}, "data_entry.json: Expected `object`, got `array` - at `$.metadata`"),
-        ({"input_mount_dir": "/data"}, "input_mount_dir is set, but there is no folder input_files"),
+        ({"input_mount_dir": WORKSPACE_MOUNT}, "input_mount_dir is set, but there is no folder input_files"),
+        ({"input_mount_dir": "/etc"}, f"input_mount_dir '/etc' is neither {WORKSPACE_MOUNT} nor a folder in it"),
+        ({"task_id": "a\x1b[2J"}, r"task_id has the control character '\x1b'"),
+        ({"user_query": "Do\0it"}, r"user_query has the control character '\x00'"),
+        ({"input_mount_dir": f"{WORKSPACE_MOUNT}/a\0"}, r"input_mount_dir has the control character '\x00'"),
     ],
 )
 def test_a_malformed_entry_names_file_and_key_and_the_others_load(
@@ -86,6 +91,54 @@ def test_a_malformed_entry_names_file_and_key_and_the_others_load(
     found = only_fault(tmp_path)
     assert found.startswith(f"{tmp_path}/broken/data_entry.json: ")
     assert fault in found
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def write_entry(root: Path, key: str, value: str) -> None:
+    """A data_entry.json with one key more, in JSON: `json.dumps` does not write one so deep."""
+    (root / "data_entry.json").write_text(f'{{"task_id": "deep", "user_query": "Do it.", "{key}": {value}}}')
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("ignored", nested(200_000)), ("metadata", f'{{"a": {nested(5000)}}}'), ("metadata", f'{{"a": {nested(100)}}}')],
+)
+def test_an_entry_nested_too_deep_to_be_passed_on_is_a_fault(tmp_path: Path, key: str, value: str) -> None:
+    write_entry(lay_task(tmp_path, "broken"), key, value)
+    assert only_fault(tmp_path).startswith(f"{tmp_path}/broken/data_entry.json: nested more than 100 levels deep")
+
+
+def test_metadata_may_be_nested(tmp_path: Path) -> None:
+    write_entry(lay_task(tmp_path, "deep"), "metadata", f'{{"a": {nested(99)}, "b": {{"c": [1]}}}}')
+    assert only_task(tmp_path).metadata["b"] == {"c": [1]}
+
+
+def test_line_breaks_and_tabs_in_a_query_are_text(tmp_path: Path) -> None:
+    lay_task(tmp_path, "task", user_query="a\r\n\tb")
+    assert only_task(tmp_path).instruction == "a\r\n\tb"
+
+
+def test_an_entry_that_is_no_file_is_a_fault_and_is_not_waited_for(tmp_path: Path) -> None:
+    path = lay_task(tmp_path, "broken") / "data_entry.json"
+    path.unlink()
+    os.mkfifo(path)
+    assert only_fault(tmp_path) == f"{path}: not a regular file"
+
+
+def test_a_fault_is_one_line_that_a_terminal_can_print(tmp_path: Path) -> None:
+    (lay_task(tmp_path, "a\nb\x1b[2J") / "data_entry.json").unlink()
+    assert only_fault(tmp_path) == rf"{tmp_path}/a\nb\x1b[2J/data_entry.json: No such file or directory"
+
+
+def test_a_folder_whose_name_no_record_can_hold_is_a_fault(tmp_path: Path) -> None:
+    lay_task(tmp_path, "gr\u00f6\u00dfe")
+    lay_task(tmp_path, os.fsdecode(b"caf\xe9"), task_id="cafe")
+    loaded = load_tasks(tmp_path)
+    assert [task.task_id for task in loaded.tasks] == ["gr\u00f6\u00dfe"]
+    assert loaded.faults == (rf"{tmp_path}/caf\udce9: its path is not UTF-8; give it another name",)
 
 
 @pytest.mark.parametrize("mount", ["/data", "workspace", f"{WORKSPACE_MOUNT}/../x", f"{WORKSPACE_MOUNT}-2"])
