@@ -78,7 +78,7 @@ def _read(path: Path, kind: type[T]) -> T:
     """The record in `path`, or a UserError that names the file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{path}: not a {kind.__name__} of this version of clawhpc: {error}") from error
 
 

@@ -24,6 +24,7 @@ from clawhpc.store import (
     publish_plan,
     publish_policy,
     publish_rollout,
+    read_plans,
     read_policy,
     read_rollouts,
     read_step,
@@ -57,6 +58,15 @@ def test_records_survive_the_way_through_the_store_unchanged(tmp_path: Path) -> 
     publish_rollout(paths, record)
     assert list(read_rollouts(paths, "train")) == [record]
     assert list(read_rollouts(paths, "eval")) == []
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"unknown": ' + "[" * 200_000], ids=["cut", "other", "nested"])
+def test_a_file_that_is_no_record_is_named(tmp_path: Path, content: str) -> None:
+    paths = RunPaths(tmp_path)
+    paths.plans.mkdir()
+    (paths.plans / "train-000000.json").write_text(content)
+    with pytest.raises(UserError, match=r"train-000000\.json: not a StepPlan of this version"):
+        read_plans(paths)
 
 
 def test_a_group_is_sealed_only_when_whole(tmp_path: Path) -> None:
