@@ -22,7 +22,7 @@ from renderers.base import ParsedResponse, Renderer
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
-from clawhpc.errors import EngineError, UserError
+from clawhpc.errors import EngineError, UserError, boundary
 from clawhpc.records import Conversation, Graft, Message, Tool
 
 SEAM = "\udc00"
@@ -291,7 +291,11 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"{folder}: no tokenizer.json here; a policy is a Hugging Face folder with a fast tokenizer")
-    return Tokenizer.from_file(str(path))
+    try:
+        with boundary(EngineError, "tokenizers"):  # which raises a bare Exception
+            return Tokenizer.from_file(str(path))
+    except EngineError as error:
+        raise UserError(f"{path}: not a fast tokenizer: {error.__cause__}") from error
 
 
 def _without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:

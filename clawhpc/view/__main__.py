@@ -54,10 +54,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def existing_run(root: Path) -> RunPaths:
-    """The files of the run in `root`. UserError when there is no such folder."""
+    """The files of the run in `root`. UserError when there is no such folder, or none with a configuration."""
     if not root.is_dir():
         raise UserError(f"{root}: no such run folder")
-    return RunPaths(root)
+    paths = RunPaths(root)
+    if not paths.config.is_file():
+        raise UserError(f"{root}: no run here; a run's folder has a {paths.config.name}")
+    return paths
 
 
 def latest_policy(paths: RunPaths) -> Path | None:

@@ -7,6 +7,8 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
+from clawhpc.errors import UserError
+
 Points = list[tuple[float, float]]
 """(step, value), ascending."""
 
@@ -14,11 +16,12 @@ Points = list[tuple[float, float]]
 def read_metrics(folder: Path) -> dict[str, Points]:
     """Every metric below `folder`; of a step that was logged twice (a resume), the newest file's value.
 
-    A line that is still being written, and values that are not finite numbers, are left out.
+    A line that is still being written, and values that are not finite numbers, are left out. UserError that names a
+    file that is no CSV log.
     """
     values: defaultdict[str, dict[float, float]] = defaultdict(dict)
     for path in sorted(folder.rglob("metrics.csv"), key=lambda path: (path.stat().st_mtime, path)):
-        for row in csv.DictReader(_whole_lines(path)):
+        for row in _rows(path):
             step = _number(row.pop("step", None))
             for name, text in row.items():
                 value = _number(text)
@@ -27,8 +30,15 @@ def read_metrics(folder: Path) -> dict[str, Points]:
     return {name: sorted(points.items()) for name, points in sorted(values.items())}
 
 
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(_whole_lines(path)))
+    except csv.Error as error:
+        raise UserError(f"{path}: not a CSV log: {error}") from error
+
+
 def _whole_lines(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     return lines if not lines or lines[-1].endswith("\n") else lines[:-1]
 
 

@@ -71,7 +71,7 @@ def build_page(paths: RunPaths, decode: Decode, settings: ViewSettings) -> str:
             num_rows=len(rows),
             num_details=len(details),
             num_shortened=texts.shortened,
-            config=paths.config.read_text(encoding="utf-8") if paths.config.exists() else "",
+            config=paths.config.read_text(encoding="utf-8", errors="replace") if paths.config.exists() else "",
             data={
                 "rows": to_json([_row_values(row) for row in rows]),
                 "hover": to_json([drawing.hover for section in sections for drawing in section.drawings]),

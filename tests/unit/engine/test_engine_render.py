@@ -264,6 +264,15 @@ def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
         ChatRenderer(tmp_path, renderer="qwen3", thinking=False)
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff", b'{"model": {"type": "other"}}'])
+def test_a_broken_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"/tokenizer\.json: not a fast tokenizer: \S"):
+        TextTokenizer(tmp_path)
+    with pytest.raises(UserError, match=r"/tokenizer\.json: not a fast tokenizer: \S"):
+        count_token_ids(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["qwen", "auto", "default", "gpt-oss", "custom", "llama-3", "deepseek-v4"])
 def test_an_unknown_or_unfit_renderer_is_named(folder: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"policy.renderer={name}"):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawhpc.errors import UserError
 from clawhpc.view.curves import Chart, Series, draw, format_number, nice_ticks, smoothed
 from clawhpc.view.metrics import read_metrics
 
@@ -89,6 +90,17 @@ def test_logs_of_a_resumed_run_are_one_curve_and_the_newest_value_of_a_step_wins
         "train/loss": [(0.0, 1.0), (1.0, 3.0), (2.0, 4.0)],
         "train/lr": [(1.0, 0.1)],
     }
+
+
+def test_a_log_with_bytes_that_are_no_text_keeps_its_other_values(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_bytes(b"step,train/loss,\xff\xfe\n0,1.0,2.0\n1,\xff,\n")
+    assert read_metrics(tmp_path)["train/loss"] == [(0.0, 1.0)]
+
+
+def test_a_log_that_is_no_csv_is_named(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a", 'step,train/loss\n0,"' + "1" * 200_000 + "\n", at=1)
+    with pytest.raises(UserError, match=r"a/metrics\.csv: not a CSV log"):
+        read_metrics(tmp_path)
 
 
 def test_a_line_that_is_being_written_and_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

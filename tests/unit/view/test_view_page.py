@@ -159,6 +159,31 @@ def test_the_command_names_a_folder_that_is_not_there(tmp_path: Path, capsys: py
     assert capsys.readouterr().err == f"{tmp_path / 'nothing'}: no such run folder\n"
 
 
+def test_the_command_names_a_folder_that_is_no_run_and_leaves_it_alone(
+    run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path, run.root.parent):
+        assert main([str(folder)]) == 2
+        assert capsys.readouterr().err == f"{folder}: no run here; a run's folder has a config.yaml\n"
+        assert not RunPaths(folder).page.exists()
+
+
+def test_bytes_that_are_no_text_in_the_configuration_are_shown_as_such(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"experiment: caf\xe9\n")
+    assert "experiment: caf\ufffd" in build(RunPaths(tmp_path))[1].prose
+
+
+def test_the_command_names_a_broken_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write_run(tmp_path, steps=1)
+    for command, folder in (([], paths.policy(7)), (["--policy", str(tmp_path / "own")], tmp_path / "own")):
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text("{")
+        assert main([str(tmp_path), *command]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"{folder}/tokenizer.json: not a fast tokenizer: ")
+    assert not paths.page.exists()
+
+
 def test_the_command_says_in_one_line_that_the_page_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
