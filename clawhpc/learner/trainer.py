@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from transformers import PreTrainedModel
 
 from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.errors import UserError
 from clawhpc.learner.callbacks import (
     PrintSteps,
     PublishPolicy,
@@ -113,6 +114,8 @@ def _fit(
 ) -> int:
     """Returns the number of steps that are done."""
     settings = module.settings
+    if settings.accelerator == "cuda" and not torch.cuda.is_available():
+        raise UserError("learner.accelerator=cuda: torch finds no GPU here; on this machine it is cpu, or auto")
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     seed_everything(settings.seed, verbose=False)

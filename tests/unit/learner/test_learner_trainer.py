@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from clawhpc.engine.render import count_token_ids
+from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.callbacks import list_checkpoints
 from clawhpc.learner.data import sequence_tree
@@ -63,6 +64,14 @@ def test_a_killed_run_that_goes_on_ends_with_the_same_bits(policy: Path, tmp_pat
     assert [at for what, at in killed.events if what == "collect"] == list(steps), (
         "steps that are done are not made again"
     )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_named(policy: Path, tmp_path: Path) -> None:
+    campaign = Campaign(RunPaths(tmp_path), settings=replace(SETTINGS, accelerator="cuda"))
+    with pytest.raises(UserError, match=r"learner\.accelerator=cuda: torch finds no GPU"):
+        campaign.train(policy)
+    assert campaign.events == []
 
 
 def test_a_half_written_checkpoint_is_not_taken(policy: Path, tmp_path: Path) -> None:
