@@ -6,6 +6,7 @@ them, the command line overrides that. Hydra composes, msgspec checks the types;
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import os
@@ -28,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource
-from clawhpc.campaign.loop import Campaign
+from clawhpc.campaign.loop import Campaign, choose_heldout
 from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
@@ -56,6 +57,8 @@ PATHS = (
     *("tasks.folder", "tasks.heldout", "sandbox.image"),
 )
 """The keys that hold paths."""
+LARGEST_INT = 2**63 - 1
+"""In magnitude; what the JSON files of a run can hold."""
 EXIT_USER = 2
 EXIT_MACHINE = 1
 EXIT_INTERRUPTED = 130
@@ -77,6 +80,11 @@ class HarnessChoice:
     names: tuple[str, ...] = ("claude_code",)
     claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
     pi: PiSettings = field(default_factory=PiSettings)
+
+    def __post_init__(self) -> None:
+        names = set(self.names)
+        if not names or not HARNESSES.keys() >= names or len(names) < len(self.names):
+            raise ValueError(f"names={list(self.names)}: allowed are {', '.join(HARNESSES)}, each once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +146,7 @@ class RunConfig:
         return Path(self.scratch_dir) if self.scratch_dir else None
 
     def worker_spec(self, run_root: Path) -> WorkerSpec:
-        """What a worker of this run is told. UserError names a harness that there is not, or that comes twice."""
-        names = self.harness.names
-        if not names or not HARNESSES.keys() >= set(names) or len(set(names)) < len(names):
-            raise UserError(f"harness.names={list(names)}: allowed are {', '.join(HARNESSES)}, each once")
+        """What a worker of this run is told."""
         return WorkerSpec(
             run_root=str(run_root),
             cache_dir=self.cache_dir,
@@ -159,8 +164,10 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     """A campaign with running workers, in its run below `folder`; the same configuration goes on with its own run.
 
     Within the block the run is this process's alone; after it, and within 10 s of the process's death, its workers,
-    engines and sandboxes on this machine are gone.
+    engines and sandboxes on this machine are gone. UserError, before there is a run, when there are too few tasks to
+    evaluate on.
     """
+    tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     with (
         open_run(folder, msgspec.yaml.encode(config)) as paths,
         Ledger.open(config.scratch_root()) as ledger,
@@ -192,41 +199,53 @@ def typed(cfg: DictConfig) -> RunConfig:
 
 
 def make_absolute(content: dict[Any, Any], key: str) -> None:
-    """Make the path at a dotted `key` absolute: workers and sandboxes run in other folders. No value stays none."""
+    """Make the path at a dotted `key` absolute: workers and sandboxes run in other folders. UserError when empty."""
     *parents, name = key.split(".")
     for parent in parents:
         content = content[parent]
-    if isinstance(content[name], str) and content[name]:
+    if content[name] == "":
+        raise UserError(f"{key} is empty: name a path, or leave it out")
+    if isinstance(content[name], str):
         content[name] = str(Path(content[name]).expanduser().absolute())
 
 
 def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
-    """UserError names the first key that the settings class does not have, or whose value is none of those allowed."""
+    """UserError names the first key that is missing or unknown, or whose value is none of those allowed."""
     known = {one.name: one for one in fields(kind)}
     types = msgspec.inspect.type_info(kind)
     assert isinstance(types, msgspec.inspect.DataclassType), f"{kind} is a settings class"
     kinds = {one.name: one.type for one in types.fields}
+    if missing := sorted(known.keys() - content.keys()):
+        raise UserError(f"{path}{missing[0]} is missing: a setting can be changed, not removed")
     for key, value in content.items():
         if key not in known:
             raise UserError(f"unknown key {path}{key}; allowed are {', '.join(sorted(known))}")
         inner = kinds[key]
         if isinstance(inner, msgspec.inspect.LiteralType) and value not in inner.values:
             raise UserError(f"{path}{key}={value}: must be one of {', '.join(map(str, inner.values))}")
-        if isinstance(value, dict) and isinstance(inner, msgspec.inspect.DataclassType):
+        if isinstance(value, int) and abs(value) > LARGEST_INT:
+            raise UserError(f"{path}{key}={value}: needs more than 64 bits")
+        if isinstance(inner, msgspec.inspect.DataclassType):
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{path}{key}: holds settings, such as {path}{key}.{fields(inner.cls)[0].name}; set those"
+                )
             check_keys(value, inner.cls, f"{path}{key}.")
 
 
 def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     """A command: composes the configuration, runs `task` on it, and turns errors into one line and an exit code."""
-    register_defaults()
     failures: list[Exception] = []
+    composing = True
 
     def composed(cfg: DictConfig) -> None:
-        config = typed(cfg)
-        start_log()
+        nonlocal composing
+        composing = False
         try:
+            config = typed(cfg)
+            start_log()
             task(config)
-        except (ClawError, OSError) as error:
+        except (ClawError, OSError, OmegaConfBaseException) as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise  # a launcher must see that its job failed
             failures.append(error)  # out of Hydra's hands, which would print its overrides first
@@ -235,11 +254,17 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     command = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(composed)
 
     def main() -> None:
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores from harnesses
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's way to say Ctrl-C
         with one_line_errors():
-            command()
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores from harnesses
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's way to say Ctrl-C
+            register_defaults()
+            try:
+                command()
+            except ValueError as error:
+                if not composing:
+                    raise
+                raise UserError(f"{' '.join(sys.argv[1:])}: {error}") from error  # Hydra's, of engine=null
             for failure in failures:
                 raise failure
 

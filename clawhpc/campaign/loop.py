@@ -47,14 +47,14 @@ class Campaign:
         tasks: TaskSets,
         harnesses: Sequence[str],
     ) -> None:
-        """UserError when `settings` ask for more held-out tasks than there are."""
+        """Evaluates on the held-out `tasks`, all of them: see `choose_heldout`."""
         self._cpu_began_s = time.process_time()
         self._settings = settings
         self.paths = paths
         self._collector = collector
         self._ledger = ledger
         self._tasks = {task.task_id: task for task in tasks.train}
-        self._heldout = choose_heldout(tasks, settings.eval_tasks)
+        self._heldout = tasks.heldout
         self._harnesses = harnesses
 
     def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: PolicySource) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from clawhpc.errors import at_least
 from clawhpc.records import GroupKey, RolloutRecord
 
 MIN_SPREAD = 1e-6
@@ -32,6 +33,9 @@ class GroupCreditSettings:
     """`dr_grpo` leaves out the division by the group's std, which favours tasks that are nearly solved or unsolved."""
     std_epsilon: float = 1e-6
     """Added to the group's std, in units of reward."""
+
+    def __post_init__(self) -> None:
+        at_least(self, std_epsilon=0)
 
 
 class SkipReason(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from clawhpc.errors import UserError
+from clawhpc.errors import UserError, at_least
 from clawhpc.lock import alone
 from clawhpc.records import WORKSPACE_MOUNT
 from clawhpc.tasks.families import FAMILIES, SmallTask, Split, draw_task
@@ -38,6 +38,11 @@ class GenerateSettings:
     num_train: int = 512
     num_heldout: int = 256
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.families or not FAMILIES.keys() >= set(self.families):
+            raise ValueError(f"families={list(self.families)}: allowed are {', '.join(FAMILIES)}")
+        at_least(self, num_train=1, num_heldout=0, seed=0)
 
 
 @dataclass(frozen=True)

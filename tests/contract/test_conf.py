@@ -10,8 +10,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from clawhpc.config import CONF_DIR, RunConfig, register_defaults, typed
+from clawhpc.config import CONF_DIR, RunConfig, open_campaign, register_defaults, typed
 from clawhpc.errors import UserError
+from clawhpc.tasks.sets import TaskSets
+from tests.fakes.records import make_task
 
 CHOICES = sorted((path.parent.name, path.stem) for path in CONF_DIR.glob("*/*.yaml") if path.parent.name != "local")
 HEAVY = ("torch", "transformers", "lightning", "vllm", "wandb", "renderers", "starlette")
@@ -57,8 +59,20 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("learner.lr=fast",), ("learner.lr", "float")),
         (("learner.schedule=cosine",), ("learner.schedule", "linear")),
         (("sandbox.kind=docker",), ("sandbox.kind", "bubblewrap")),
-        (("harness.names=[emacs]",), ("harness.names", "claude_code")),
-        (("harness.names=[pi,pi]",), ("harness.names", "each once")),
+        (("harness.names=[emacs]",), ("names=['emacs']", "claude_code", "`harness`")),
+        (("harness.names=[pi,pi]",), ("names=", "each once", "`harness`")),
+        (("harness.names=[]",), ("names=[]", "claude_code", "`harness`")),
+        (("tasks.generate.families=[nope]",), ("families=['nope']", "relay", "`tasks.generate`")),
+        (("tasks.generate.families=[]",), ("families=[]", "relay", "`tasks.generate`")),
+        (("tasks.generate.num_train=-1",), ("num_train=-1", "at least 1", "`tasks.generate`")),
+        (("credit.std_epsilon=-1",), ("std_epsilon=-1", "at least 0", "`credit`")),
+        (("credit.std_epsilon=nan",), ("std_epsilon=nan", "at least 0", "`credit`")),
+        (("policy.folder=",), ("policy.folder is empty",)),
+        (("run=foo",), ("run: holds settings, such as run.root",)),
+        (("tasks.generate=null",), ("tasks.generate: holds settings",)),
+        (("~run",), ("run is missing",)),
+        (("~learner.lr",), ("learner.lr is missing",)),
+        ((f"campaign.num_steps={10**23}",), ("campaign.num_steps=1", "64 bits")),
         (("launch.cluster=moon",), ("launch.cluster", "slurm")),
         (("worker.concurrency=0",), ("concurrency", "at least 1")),
         (("launch.num_workers=0",), ("num_workers", "at least 1")),
@@ -79,7 +93,7 @@ def test_a_configuration_error_names_the_key_and_what_is_allowed(
     overrides: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError) as caught:
-        typed(compose_config(*overrides)).worker_spec(Path("run"))
+        typed(compose_config(*overrides))
     for word in words:
         assert word in str(caught.value)
 
@@ -111,13 +125,37 @@ def test_help_and_what_a_user_gets_wrong_import_nothing_heavy(name: str, argumen
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_is_one_line_without_a_traceback(tmp_path: Path) -> None:
-    done = run_command("learner.lrr=1", folder=tmp_path)
+def only_line(done: subprocess.CompletedProcess[str]) -> str:
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.stdout == ""
+    return line
+
+
+def test_an_error_is_one_line_without_a_traceback(tmp_path: Path) -> None:
+    line = only_line(run_command("learner.lrr=1", folder=tmp_path))
     assert line.startswith("clawhpc: ")
     assert "learner.lrr" in line
     assert "learner.lr," not in line
     assert "lr, " in line
+
+
+@pytest.mark.parametrize("override", ["learner.lr=-1", "learner.lr=abc", "+foo=1", "~seed", "engine=null", "run=foo"])
+def test_so_is_every_other_error_whoever_finds_it(tmp_path: Path, override: str) -> None:
+    done = run_command(override, folder=tmp_path)
+    assert done.returncode == 2
+    assert only_line(done).startswith("clawhpc: ")
+    assert override.strip("+~").split("=")[0].split(".")[-1] in only_line(done)
+
+
+def test_too_few_tasks_to_evaluate_on_are_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    config = typed(compose_config("campaign.eval_tasks=3"))
+    tasks = TaskSets(train=(make_task("a"),), heldout=(make_task("b"), make_task("c")))
+    with (
+        pytest.raises(UserError, match=r"campaign\.eval_tasks=3: there are only 2"),
+        open_campaign(config, tasks, tmp_path / "runs"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def policy_name(*overrides: str) -> str:

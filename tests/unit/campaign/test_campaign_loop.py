@@ -12,7 +12,7 @@ import pytest
 
 from clawhpc.campaign.collect import check_verdicts
 from clawhpc.campaign.install import PolicySource
-from clawhpc.campaign.loop import Campaign, cpu_by_part, make_plan
+from clawhpc.campaign.loop import Campaign, choose_heldout, cpu_by_part, make_plan
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import LaunchError, UserError
@@ -34,12 +34,20 @@ class Recorder:
         return [make_record(group, sample) for group in plan.groups for sample in range(group.num_samples)]
 
 
-def campaign_of(tmp_path: Path, collector: Recorder, harnesses: Sequence[str] = ("pi",), **changes: object) -> Campaign:
-    tasks = TaskSets(
-        train=tuple(make_task(f"t{index}") for index in range(8)),
-        heldout=tuple(make_task(f"h{index}") for index in range(4)),
-    )
-    settings = replace(CampaignSettings(groups_per_step=2, samples_per_group=3, eval_tasks=4), **changes)
+TASKS = TaskSets(
+    train=tuple(make_task(f"t{index}") for index in range(8)),
+    heldout=tuple(make_task(f"h{index}") for index in range(4)),
+)
+
+
+def campaign_of(
+    tmp_path: Path,
+    collector: Recorder,
+    harnesses: Sequence[str] = ("pi",),
+    tasks: TaskSets = TASKS,
+    **changes: object,
+) -> Campaign:
+    settings = replace(CampaignSettings(groups_per_step=2, samples_per_group=3), **changes)
     paths, ledger = RunPaths(tmp_path), None  # which only Weights & Biases takes
     return Campaign(settings, paths=paths, collector=collector, ledger=ledger, tasks=tasks, harnesses=harnesses)  # type: ignore[arg-type]
 
@@ -109,12 +117,12 @@ def test_how_many_tasks_are_evaluated_is_said_apart_from_the_harnesses(
 ) -> None:
     with caplog.at_level(logging.INFO):
         campaign_of(tmp_path, Recorder(), harnesses=("pi", "claude_code")).evaluate(0)
-    assert "on 4 held-out tasks with pi and claude_code: pass@1" in caplog.text
+    assert "pass@1 on 4 held-out tasks with pi and claude_code: 1.000" in caplog.text
 
 
-def test_more_evaluation_tasks_than_are_held_out_are_refused(tmp_path: Path) -> None:
+def test_more_evaluation_tasks_than_are_held_out_are_refused() -> None:
     with pytest.raises(UserError, match=r"campaign\.eval_tasks=5: there are only 4"):
-        campaign_of(tmp_path, Recorder(), eval_tasks=5)
+        choose_heldout(TASKS, 5)
 
 
 @pytest.mark.parametrize(("eval_tasks", "expected"), [(None, 4), (3, 3), (0, 0)])
@@ -122,7 +130,7 @@ def test_all_held_out_tasks_are_evaluated_unless_fewer_are_asked_for(
     tmp_path: Path, eval_tasks: int | None, expected: int
 ) -> None:
     collector = Recorder()
-    campaign_of(tmp_path, collector, eval_tasks=eval_tasks).evaluate(0)
+    campaign_of(tmp_path, collector, tasks=replace(TASKS, heldout=choose_heldout(TASKS, eval_tasks))).evaluate(0)
     assert sum(len(plan.groups) for plan in collector.plans) == expected
 
 

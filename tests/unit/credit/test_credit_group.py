@@ -26,6 +26,12 @@ def test_grpo_centers_and_scales_inside_the_group() -> None:
     assert list(advantages) == pytest.approx([-0.5 / std, -0.5 / std, 0.5 / std, 0.5 / std], rel=1e-5)
 
 
+@pytest.mark.parametrize("epsilon", [-1.0, math.nan, math.inf])
+def test_an_epsilon_that_is_no_small_number_is_refused(epsilon: float) -> None:
+    with pytest.raises(ValueError, match=r"std_epsilon=.*: must be at least 0"):
+        GroupCreditSettings(std_epsilon=epsilon)
+
+
 def test_dr_grpo_only_centers() -> None:
     advantages = credit_groups(make_rollouts(0.0, 0.25, 1.0, 0.75), DR_GRPO).advantages.values()
     assert list(advantages) == [-0.5, -0.25, 0.5, 0.25]
