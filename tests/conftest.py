@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
 
+# Of a test run in the background Ctrl-C is ignored, and by whatever it starts: the tests of Ctrl-C start commands.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine is no failure: the deadline of an example would make it one.
 hypothesis.settings.register_profile("clawhpc", deadline=None)
 hypothesis.settings.load_profile("clawhpc")
