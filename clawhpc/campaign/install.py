@@ -75,9 +75,8 @@ def install_policy(paths: RunPaths, source: PolicySource) -> PolicyVersion:
         with named_errors(part):
             _copy(source.folder, part)
             return publish_policy(part, dataclasses.replace(described, step=0, path=str(target)))
-    except BaseException:
+    finally:  # published, it is there no more
         shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def _describe(source: PolicySource) -> PolicyVersion:

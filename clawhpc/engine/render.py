@@ -291,11 +291,8 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"{folder}: no tokenizer.json here; a policy is a Hugging Face folder with a fast tokenizer")
-    try:
-        with boundary(EngineError, "tokenizers"):  # which raises a bare Exception
-            return Tokenizer.from_file(str(path))
-    except EngineError as error:
-        raise UserError(f"{path}: not a fast tokenizer: {error.__cause__}") from error
+    with boundary(UserError, f"{path}: not a fast tokenizer"):  # its library raises a bare Exception
+        return Tokenizer.from_file(str(path))
 
 
 def _without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:

@@ -97,9 +97,8 @@ def save_policy(
                 probe=make_probe(model, num_token_ids),
             )
             return publish_policy(part, policy)
-    except BaseException:
+    finally:  # published, it is there no more
         shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVersion:

@@ -171,7 +171,7 @@ def test_the_same_step_has_the_same_examples(book: TraceBook) -> None:
 
 
 def make(settings: ColdStartSettings, book: TraceBook, folder: Path) -> None:
-    make_policy(settings, SMALL, LEARNER, book, folder=folder / "work", output=folder / "policy")
+    make_policy(settings, SMALL, LEARNER, book, folder=folder / "lessons", output=folder / "policy")
 
 
 def test_names_and_words_become_single_tokens_and_the_chat_format_reads_them(book: TraceBook, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_cold_start_leaves_a_policy_and_a_second_one_with_its_seed_the_same(bo
         assert (policy.step, policy.renderer, policy.thinking) == (0, "qwen3", False)
         digests.append(policy.digest)
     assert digests[0] == digests[1]
-    assert digests[0] != read_policy(tmp_path / "a/work/headless").digest
+    assert digests[0] != read_policy(tmp_path / "a/lessons/headless").digest
 
 
 def test_what_a_killed_cold_start_has_done_is_not_done_again(book: TraceBook, tmp_path: Path) -> None:
@@ -202,7 +202,8 @@ def test_what_a_killed_cold_start_has_done_is_not_done_again(book: TraceBook, tm
     whole = read_policy(tmp_path / "policy").digest
     (tmp_path / "policy").rename(tmp_path / "first")
     parts = [
-        tmp_path / "work" / part for part in ("tokenizer/tokenizer.json", "fresh/policy.json", "headless/policy.json")
+        tmp_path / "lessons" / part
+        for part in ("tokenizer/tokenizer.json", "fresh/policy.json", "headless/policy.json")
     ]
     before = [part.stat().st_mtime_ns for part in parts]
     make(SETTINGS, book, tmp_path)
@@ -230,7 +231,7 @@ class MortalBook:
 
 def test_a_cold_start_that_was_killed_ends_with_the_same_policy(book: TraceBook, tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, headless_steps=1, steps=53, lr=1e-2)
-    checkpoints, log = (tmp_path / f"killed/work/whole-{kind}" for kind in ("checkpoints", "metrics/metrics.csv"))
+    checkpoints, log = (tmp_path / f"killed/lessons/whole-{kind}" for kind in ("checkpoints", "metrics/metrics.csv"))
     make(settings, book, tmp_path / "through")
     with pytest.raises(Killed):
         make(settings, MortalBook(book, log, num_steps=52), tmp_path / "killed")  # type: ignore[arg-type]
@@ -243,12 +244,12 @@ def test_a_policy_that_stays_below_the_floor_is_not_published(book: TraceBook, t
     with pytest.raises(UserError, match=r"after 3 headless steps"):
         make(dataclasses.replace(SETTINGS, floor=0.5), book, tmp_path)
     assert not (tmp_path / "policy").exists()
-    assert not (tmp_path / "work/headless").exists()
+    assert not (tmp_path / "lessons/headless").exists()
 
 
 def test_a_tiny_cold_start_teaches_the_form_of_a_call(book: TraceBook, tmp_path: Path) -> None:
     make(dataclasses.replace(SETTINGS, batch_size=8, headless_steps=40, lr=1e-2), book, tmp_path)
-    rows = (tmp_path / "work/headless-metrics/metrics.csv").read_text().splitlines()
+    rows = (tmp_path / "lessons/headless-metrics/metrics.csv").read_text().splitlines()
     column = rows[0].split(",").index("train/loss")
     losses = [float(row.split(",")[column]) for row in rows[1:]]
     assert len(losses) == 40
