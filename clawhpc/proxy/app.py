@@ -81,9 +81,8 @@ async def _answer(session: Session, keep_alive_s: float, protocol: WireProtocol,
         wire = protocol.parse_request(body)
         call = await session.open_call(
             protocol=protocol.name,
-            conversation=wire.conversation,
+            request=wire,
             headers=request.headers,
-            fingerprint=wire.fingerprint,
             num_bytes=len(body),
         )
     except WireError as error:
@@ -94,7 +93,7 @@ async def _answer(session: Session, keep_alive_s: float, protocol: WireProtocol,
         model=wire.conversation.model,
         created=int(call.received_at),
         input_tokens=call.prompt.num_tokens,
-        usage_in_stream=wire.usage_in_stream,
+        form=wire.form,
     )
     return Answer(
         call=call,

@@ -13,7 +13,7 @@ from clawhpc.proxy.history import ReplyIndex
 from clawhpc.proxy.respond import Prompt, Response
 from clawhpc.proxy.tokens import TokenStore
 from clawhpc.records import CallRecord, CallRole, CallTokens, Conversation, Tool, Usage
-from clawhpc.wire.base import WireError
+from clawhpc.wire.base import WireError, WireRequest
 from clawhpc.wire.canonical import History, digest_history, digest_reply
 
 
@@ -25,7 +25,7 @@ class OpenCall:
     key: tuple[object, ...]
     """Equal for requests that are the same: they share one call until its answer is delivered."""
     protocol: str
-    conversation: Conversation
+    request: WireRequest
     role: CallRole
     headers: dict[str, str]
     """Those from which the role was read."""
@@ -115,7 +115,7 @@ class CallMemory:
         failure: str,
         ended: float,
     ) -> None:
-        conversation, continues_id = call.conversation, call.continues_id
+        conversation, continues_id = call.request.conversation, call.continues_id
         known_tools = None if continues_id is None else self._tools[continues_id]
         tools_same = known_tools == conversation.tools
         # Equal tools are kept once: a harness sends its tens of kilobytes of schemas with every request.
@@ -132,6 +132,8 @@ class CallMemory:
             tools=() if tools_same else conversation.tools,
             tools_same=tools_same,
             requested=conversation.sampling,
+            overridden=call.request.overridden,
+            unlisted=call.request.unlisted,
             reply=response.reply if response else None,
             tokens=tokens,
             usage=response.usage if response else Usage(input_tokens=0, output_tokens=0),

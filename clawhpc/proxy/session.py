@@ -24,7 +24,7 @@ from clawhpc.errors import BoundaryError, ProxyError, boundary
 from clawhpc.proxy.record import CallMemory, OpenCall
 from clawhpc.proxy.respond import Draw, Prompt, Responder
 from clawhpc.records import CallRecord, CallRole, Conversation, Limits
-from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
+from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError, WireRequest
 
 Classify = Callable[[Mapping[str, str], Conversation], tuple[CallRole, dict[str, str]]]
 """A harness adapter's reading of a call: (headers in lower case, conversation) -> role, and the headers it read."""
@@ -104,23 +104,22 @@ class Session:
         self,
         *,
         protocol: str,
-        conversation: Conversation,
+        request: WireRequest,
         headers: Mapping[str, str],
-        fingerprint: bytes,
         num_bytes: int,
     ) -> OpenCall:
         """The call that answers this request, with its prompt: a new one, or that which the same request opened before.
 
-        `fingerprint` is equal for equal requests; `num_bytes`: of the request. Raises `WireError`.
+        `num_bytes`: of the request. Raises `WireError`.
         """
         self._refuse_after_end()
         with self._failures_stop("reading the role of a call"):
-            role, kept = self._classify(headers, conversation)
-        key = (protocol, fingerprint, *sorted(kept.items()))
+            role, kept = self._classify(headers, request.conversation)
+        key = (protocol, request.fingerprint, *sorted(kept.items()))
         call = self._undelivered.get(key)
         if call is None:
             self._refuse_beyond_limits()
-            call = self._new_call(key, protocol, conversation, role, kept)
+            call = self._new_call(key, protocol, request, role, kept)
             self._tasks.start_soon(self._carry_out, call, num_bytes)
         await call.prepared.wait()
         if call.prompt is None:
@@ -180,16 +179,16 @@ class Session:
         self,
         key: tuple[object, ...],
         protocol: str,
-        conversation: Conversation,
+        request: WireRequest,
         role: CallRole,
         headers: dict[str, str],
     ) -> OpenCall:
-        history, matched = self._memory.match(conversation)
+        history, matched = self._memory.match(request.conversation)
         call = OpenCall(
             call_id=self._num_calls,
             key=key,
             protocol=protocol,
-            conversation=conversation,
+            request=request,
             role=role,
             headers=headers,
             history=history,
@@ -218,7 +217,7 @@ class Session:
         try:
             with call.scope:
                 with self._failures_stop(f"rendering call {call.call_id}"):
-                    call.prompt = await self._prepare(call.conversation, call.matched, num_bytes)
+                    call.prompt = await self._prepare(call.request.conversation, call.matched, num_bytes)
                 call.prepared.set()
                 with self._failures_stop(f"answering call {call.call_id}"):
                     await self._answer(call)

@@ -77,8 +77,12 @@ class WireRequest:
     conversation: Conversation
     fingerprint: bytes
     """Equal for a request, its retry, and its plain fallback."""
-    usage_in_stream: bool = False
-    """OpenAI's `stream_options.include_usage`: the stream ends with a chunk that carries the usage."""
+    form: Any = None
+    """What the protocol must know of the request again to write its answer; nobody else looks into it."""
+    overridden: tuple[str, ...] = ()
+    """See `CallRecord`."""
+    unlisted: tuple[str, ...] = ()
+    """See `CallRecord`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ class ReplyHead:
     created: int
     """Seconds since the epoch."""
     input_tokens: int
-    usage_in_stream: bool = False
+    form: Any = None
     """See `WireRequest`."""
 
 

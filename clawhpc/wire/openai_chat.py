@@ -11,6 +11,7 @@ Choices where the API leaves them open:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -45,6 +46,14 @@ ERRORS: dict[ErrorKind, tuple[int, str, str | None]] = {
 """Kind -> status, type, code."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatForm:
+    """How the answer to one request is written."""
+
+    usage_in_stream: bool = False
+    """`stream_options.include_usage`: the stream ends with a chunk that carries the usage."""
+
+
 class OpenAIChat:
     """The Chat Completions API."""
 
@@ -66,7 +75,7 @@ class OpenAIChat:
                 stream=request.stream or False,
             ),
             fingerprint=fingerprint(body),
-            usage_in_stream=bool(request.stream_options and request.stream_options.include_usage),
+            form=ChatForm(usage_in_stream=bool(request.stream_options and request.stream_options.include_usage)),
         )
 
     def reply_body(self, head: ReplyHead, reply: Reply, usage: Usage) -> Json:
@@ -95,7 +104,7 @@ class OpenAIChat:
             calls = [{"index": at, **_tool_call_json(call)} for at, call in enumerate(reply.tool_calls)]
             yield _chunk(head, {"tool_calls": calls})
         yield _chunk(head, {}, reply.finish_reason)
-        if head.usage_in_stream:
+        if head.form.usage_in_stream:
             last = {**_completion(head, "chat.completion.chunk"), "choices": [], "usage": _usage(usage)}
             yield server_sent_event(last)
         yield DONE
@@ -279,7 +288,7 @@ def _completion(head: ReplyHead, kind: str) -> Json:
 def _chunk(head: ReplyHead, delta: Json, finish_reason: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     chunk: Json = {**_completion(head, "chat.completion.chunk"), "choices": [choice]}
-    if head.usage_in_stream:
+    if head.form.usage_in_stream:
         chunk["usage"] = None
     return server_sent_event(chunk)
 

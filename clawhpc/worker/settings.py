@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clawhpc.errors import at_least
-from clawhpc.harness.registry import HarnessSettings
+from clawhpc.harness.base import HarnessSettings
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings

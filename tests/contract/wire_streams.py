@@ -7,11 +7,17 @@ from pathlib import Path
 from clawhpc.records import Reply, ToolCall, Usage
 from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ErrorKind, ReplyHead, WireError, WireProtocol
-from clawhpc.wire.openai_chat import OpenAIChat
+from clawhpc.wire.openai_chat import ChatForm, OpenAIChat
 
 FOLDER = Path(__file__).with_name("wire")
 PROTOCOLS: tuple[WireProtocol, ...] = (Anthropic(), OpenAIChat())
-HEAD = ReplyHead(id="00000007", model="policy", created=1_790_000_000, input_tokens=41, usage_in_stream=True)
+HEAD = ReplyHead(
+    id="00000007",
+    model="policy",
+    created=1_790_000_000,
+    input_tokens=41,
+    form=ChatForm(usage_in_stream=True),
+)
 USAGE = Usage(input_tokens=41, output_tokens=17, cached_tokens=32)
 
 REPLIES = {

@@ -67,9 +67,8 @@ async def open_call(
     wire = Anthropic().parse_request(body)
     return await session.open_call(
         protocol="anthropic",
-        conversation=wire.conversation,
+        request=wire,
         headers=headers or {},
-        fingerprint=wire.fingerprint,
         num_bytes=len(body),
     )
 

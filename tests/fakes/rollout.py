@@ -13,7 +13,16 @@ import httpx2
 from clawhpc.errors import UserError
 from clawhpc.harness.base import WireName
 from clawhpc.proxy.respond import Responder
-from clawhpc.records import CallRole, Conversation, ExecResult, LaunchPlan, Limits, RolloutRecord, TaskSpec
+from clawhpc.records import (
+    CallRole,
+    Conversation,
+    ExecResult,
+    LaunchPlan,
+    LaunchRequest,
+    Limits,
+    RolloutRecord,
+    TaskSpec,
+)
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import PROXY_URL, SandboxCommand
 from tests.fakes.caller import policy
@@ -66,19 +75,11 @@ class FakeHarness:
     def check_install(self) -> None:
         raise UserError("not installed")
 
-    def launch_plan(
-        self,
-        instruction: str,
-        base_url: str,
-        workspace_mount: str,
-        model: str,
-        context_window: int,
-        max_output_tokens: int,
-    ) -> LaunchPlan:
+    def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         return LaunchPlan(
-            argv=("/opt/agent", instruction),
-            env={"BASE_URL": base_url},
-            files={".config/agent.json": model},
+            argv=("/opt/agent", request.instruction),
+            env={"BASE_URL": request.base_url},
+            files={".config/agent.json": request.model},
             read_only={str(self.install_dir): "/opt"},
         )
 

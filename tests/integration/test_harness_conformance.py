@@ -18,10 +18,10 @@ import anyio
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.harness.base import Harness
+from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.pi import PiSettings
-from clawhpc.harness.registry import HarnessSettings, make_harness
+from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.proxy.respond import Prompt, ScriptedResponder
 from clawhpc.records import (

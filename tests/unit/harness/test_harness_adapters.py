@@ -8,10 +8,10 @@ from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness
 from clawhpc.harness.claude_code import ClaudeCode, ClaudeCodeSettings
 from clawhpc.harness.pi import Pi, PiSettings
-from clawhpc.harness.registry import SETTINGS, make_harness
-from clawhpc.records import WORKSPACE_MOUNT, CallRole, Conversation, LaunchPlan, Tool
+from clawhpc.harness.registry import ADAPTERS, make_harness
+from clawhpc.records import WORKSPACE_MOUNT, CallRole, Conversation, LaunchPlan, LaunchRequest, Tool
 
-BOTH = pytest.mark.parametrize("name", SETTINGS)
+BOTH = pytest.mark.parametrize("name", ADAPTERS)
 URL = "http://127.0.0.1:8377/s/token"
 TOOL = Tool(name="Bash", description="", parameters={})
 MAIN = Conversation(model="policy", messages=(), tools=(TOOL,))
@@ -19,11 +19,22 @@ TEXT_ONLY = Conversation(model="policy", messages=())
 
 
 def harness(name: str, root: Path = Path("/cache/harness")) -> Harness:
-    return make_harness(name, SETTINGS[name](), root)
+    return make_harness(name, ADAPTERS[name].settings_type(), root)
+
+
+def request(instruction: str, url: str = URL) -> LaunchRequest:
+    return LaunchRequest(
+        instruction=instruction,
+        base_url=url,
+        workspace_mount=WORKSPACE_MOUNT,
+        model="policy",
+        context_window=2048,
+        max_output_tokens=256,
+    )
 
 
 def plan(harness: Harness, instruction: str = "Do it.") -> LaunchPlan:
-    return harness.launch_plan(instruction, URL, WORKSPACE_MOUNT, "policy", 2048, 256)
+    return harness.launch_plan(request(instruction))
 
 
 @BOTH
@@ -38,8 +49,8 @@ def test_the_program_starts_from_the_read_only_install_and_gets_the_instruction_
 
 @BOTH
 def test_the_plan_is_the_same_for_every_rollout_but_for_url_and_instruction(name: str) -> None:
-    first = harness(name).launch_plan("A", "http://127.0.0.1:8377/s/a", WORKSPACE_MOUNT, "policy", 2048, 256)
-    second = harness(name).launch_plan("B", "http://127.0.0.1:8377/s/b", WORKSPACE_MOUNT, "policy", 2048, 256)
+    first = harness(name).launch_plan(request("A", "http://127.0.0.1:8377/s/a"))
+    second = harness(name).launch_plan(request("B", "http://127.0.0.1:8377/s/b"))
     assert first.argv[:-1] == second.argv[:-1]
     assert {key for key in first.env if first.env[key] != second.env[key]} <= {"ANTHROPIC_BASE_URL"}
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.harness.registry import SETTINGS, make_harness
+from clawhpc.harness.registry import ADAPTERS, make_harness
 
 CONTAINERS = Path(__file__).parents[3] / "containers"
 PINS = CONTAINERS / "harness"
 CLAUDE = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
-BOTH = pytest.mark.parametrize("name", SETTINGS)
+BOTH = pytest.mark.parametrize("name", ADAPTERS)
 
 
 class Npm:
@@ -57,7 +57,7 @@ def test_an_install_is_made_once_whole_and_for_everybody_to_read(tmp_path: Path)
     assert (install / CLAUDE).stat().st_mode & 0o777 == 0o755
     assert install.stat().st_mode & 0o777 == 0o755
     assert not (install / ".npm").exists()
-    make_harness("claude_code", SETTINGS["claude_code"](), npm.cache / "harness").check_install()
+    make_harness("claude_code", ADAPTERS["claude_code"].settings_type(), npm.cache / "harness").check_install()
 
 
 def test_another_version_than_the_pinned_one_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_unknown_harness_is_refused_with_the_known_ones(tmp_path: Path) -> No
 
 @BOTH
 def test_the_pins_are_those_of_the_adapter_exact_and_without_the_name_of_a_host(name: str) -> None:
-    harness = make_harness(name, SETTINGS[name](), Path("/cache"))
+    harness = make_harness(name, ADAPTERS[name].settings_type(), Path("/cache"))
     package = json.loads((PINS / name / "package.json").read_text())
     assert package["version"] == harness.version
     assert harness.version in package["dependencies"].values()

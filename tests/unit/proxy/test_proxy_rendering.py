@@ -134,7 +134,7 @@ async def test_long_requests_are_counted_beside_the_loop_too() -> None:
     counted: list[int] = []
 
     async def count() -> None:
-        conversation = (await open_call(session, user("hi"))).conversation
+        conversation = (await open_call(session, user("hi"))).request.conversation
         message = type(conversation.messages[0])(role="user", text=LONG)
         long = Conversation(model="policy", messages=(message,))
         counted.append(await session.count_tokens(long, len(LONG) + 1))

@@ -263,10 +263,10 @@ async def test_counting_tokens_sees_the_same_prompt_and_records_nothing() -> Non
     async with session_of(policy(engine, PolicySampling(context_window=100))) as session:
         short = await open_call(session, user("hi"))
         assert short.prompt is not None
-        assert await session.count_tokens(short.conversation, 100) == short.prompt.num_tokens
+        assert await session.count_tokens(short.request.conversation, 100) == short.prompt.num_tokens
         with pytest.raises(ContextOverflow) as caught:
             await open_call(session, user("x" * 100))
-        conversation = short.conversation
+        conversation = short.request.conversation
         long = type(conversation)(model="m", messages=(Message(role="user", text="x" * 100),))
         assert await session.count_tokens(long, 100) == caught.value.num_tokens
         await short.done.wait()

@@ -7,10 +7,10 @@ import pytest
 
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.base import ContextOverflow, ErrorKind, ReplyHead, WireError
-from clawhpc.wire.openai_chat import OpenAIChat
+from clawhpc.wire.openai_chat import ChatForm, OpenAIChat
 
 WIRE = OpenAIChat()
-HEAD = ReplyHead(id="00000000", model="policy", created=0, input_tokens=5)
+HEAD = ReplyHead(id="00000000", model="policy", created=0, input_tokens=5, form=ChatForm())
 USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=96)
 
 
@@ -66,9 +66,9 @@ def test_tools_and_sampling_are_read() -> None:
 
 def test_usage_is_streamed_only_where_it_was_asked_for() -> None:
     body: dict[str, Any] = {"model": "m", "messages": [user("hi")], "stream": True}
-    assert not WIRE.parse_request(json.dumps(body).encode()).usage_in_stream
+    assert not WIRE.parse_request(json.dumps(body).encode()).form.usage_in_stream
     body["stream_options"] = {"include_usage": True}
-    assert WIRE.parse_request(json.dumps(body).encode()).usage_in_stream
+    assert WIRE.parse_request(json.dumps(body).encode()).form.usage_in_stream
     assert b"usage" not in b"".join(WIRE.turn_events(HEAD, Reply(text="hi"), USAGE))
 
 

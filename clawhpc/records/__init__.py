@@ -1,0 +1,88 @@
+"""The frozen types that cross boundaries between parts. No torch, no I/O, no clock.
+
+Every sequence is a tuple and every type is keyword-only, so that a record can be hashed into a digest, shared between
+threads, and written by `msgspec` as it stands. Text views (`Message`, `Reply`) are for harnesses, verifiers and people;
+reinforcement learning trains on the ids in `Generation` and `CallRecord` only (law 1).
+"""
+
+from __future__ import annotations
+
+from clawhpc.records.call import CallRecord, CallRole, CallTokens, Generation, Graft, VersionSpan
+from clawhpc.records.conversation import (
+    Conversation,
+    FinishReason,
+    Message,
+    MessageRole,
+    Reply,
+    Sampling,
+    Tool,
+    ToolCall,
+    Usage,
+)
+from clawhpc.records.policy import PolicyVersion, Probe
+from clawhpc.records.rollout import (
+    POLICY_OUTCOMES,
+    GroupKey,
+    GroupPlan,
+    Outcome,
+    Phase,
+    RolloutRecord,
+    StepPlan,
+    Timings,
+    Verdict,
+    WorkerUsage,
+    rollout_id,
+)
+from clawhpc.records.task import (
+    LEAST_VERIFY_S,
+    SANDBOX_HOME,
+    TEARDOWN_S,
+    WORKSPACE_MOUNT,
+    ExecResult,
+    LaunchPlan,
+    LaunchRequest,
+    Limits,
+    McpServer,
+    TaskSpec,
+)
+
+__all__ = [
+    "LEAST_VERIFY_S",
+    "POLICY_OUTCOMES",
+    "SANDBOX_HOME",
+    "TEARDOWN_S",
+    "WORKSPACE_MOUNT",
+    "CallRecord",
+    "CallRole",
+    "CallTokens",
+    "Conversation",
+    "ExecResult",
+    "FinishReason",
+    "Generation",
+    "Graft",
+    "GroupKey",
+    "GroupPlan",
+    "LaunchPlan",
+    "LaunchRequest",
+    "Limits",
+    "McpServer",
+    "Message",
+    "MessageRole",
+    "Outcome",
+    "Phase",
+    "PolicyVersion",
+    "Probe",
+    "Reply",
+    "RolloutRecord",
+    "Sampling",
+    "StepPlan",
+    "TaskSpec",
+    "Timings",
+    "Tool",
+    "ToolCall",
+    "Usage",
+    "Verdict",
+    "VersionSpan",
+    "WorkerUsage",
+    "rollout_id",
+]

@@ -1,0 +1,121 @@
+"""A task, its bounds, and how its harness is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawhpc.errors import at_least
+
+WORKSPACE_MOUNT = "/root/.openclaw/workspace"
+"""Where ClawGym's reward scripts expect the workspace; both sandboxes present it there."""
+SANDBOX_HOME = "/root"
+"""HOME inside a sandbox: a throwaway directory of the rollout."""
+TEARDOWN_S = 5.0
+"""Of a rollout's deadline, what verification leaves for removing the workspace."""
+LEAST_VERIFY_S = 3.0
+"""A verifier needs a sandbox of its own, and an interpreter in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one rollout. Reaching one is the outcome `limit` or `timeout`."""
+
+    deadline_s: float = 120.0
+    """Wall clock for the whole rollout, boot and teardown included (law 5)."""
+    reserve_s: float = 20.0
+    """Of `deadline_s`, kept for settle, verify and teardown: what these take, if all goes slowly."""
+    settle_s: float = 2.0
+    """How long calls may go on after the harness has ended, before they are cancelled."""
+    max_calls: int = 50
+    max_sampled_tokens: int = 32_000
+    max_live_leaves: int = 8
+    """Live leaves of one conversation, after dead leaves and roles are dropped; more is `over_branched` (law 4)."""
+
+    def __post_init__(self) -> None:
+        at_least(self, deadline_s=1, settle_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
+        least_s = self.settle_s + LEAST_VERIFY_S + TEARDOWN_S
+        if not self.reserve_s >= least_s:
+            raise ValueError(
+                f"reserve_s={self.reserve_s}: must be at least {least_s:g}: settle_s={self.settle_s}, "
+                f"{LEAST_VERIFY_S:g} s for the verifier and {TEARDOWN_S:g} s for teardown"
+            )
+        if self.reserve_s >= self.deadline_s:
+            raise ValueError(f"reserve_s={self.reserve_s}: must be less than deadline_s={self.deadline_s}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpServer:
+    """A server of the Model Context Protocol that a task declares: a program that speaks it over stdin and stdout."""
+
+    name: str
+    """Harnesses build the names of its tools from it: letters, digits, `_` and `-`."""
+    argv: tuple[str, ...]
+    """As it is started inside the sandbox; its current directory is the workspace."""
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """Instruction, initial workspace and verifier (tasks -> rollout)."""
+
+    task_id: str
+    instruction: str
+    input_dir: str | None
+    """Folder on the host whose content is copied into the workspace; None for an empty one."""
+    input_subdir: str = "."
+    """Where below the workspace it is copied to."""
+    reward_dir: str
+    """Folder on the host with `reward.sh` and its helpers. Never visible to the harness (law 7)."""
+    workspace_mount: str = WORKSPACE_MOUNT
+    """Where both sandboxes present the workspace."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    """Started in the sandbox by the harness, and offered to the model from its first call."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """From the task's file, untouched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """What one rollout asks of a harness (rollout -> harness)."""
+
+    instruction: str
+    base_url: str
+    """The proxy session, without a trailing slash."""
+    workspace_mount: str
+    """Its current directory, inside the sandbox."""
+    model: str
+    """The name under which to ask for the policy."""
+    context_window: int
+    """Of the model, in tokens."""
+    max_output_tokens: int
+    """Of one reply, in tokens."""
+    mcp_servers: tuple[McpServer, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """How to start one harness in a sandbox (harness -> sandbox)."""
+
+    argv: tuple[str, ...]
+    """First element: an absolute path inside the sandbox."""
+    env: dict[str, str]
+    """The whole environment inside, but for HOME and PATH."""
+    files: dict[str, str]
+    """Written before the start: path below HOME -> content."""
+    read_only: dict[str, str]
+    """Install folders: host path -> path inside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecResult:
+    """How one command in a sandbox ended (sandbox -> rollout, verify)."""
+
+    exit_code: int
+    """128 + n for signal n; 124 when it ran out of time."""
+    stdout_tail: str
+    stderr_tail: str
+    wall_s: float
+    cpu_s: float
+    """User and system time of every process of the command, measured inside; 0.0 when it was killed from outside."""
+    timed_out: bool
