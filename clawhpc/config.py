@@ -34,6 +34,7 @@ from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import ClawError, UserError
+from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.registry import ADAPTERS
@@ -165,9 +166,11 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
 
     Within the block the run is this process's alone; after it, and within 10 s of the process's death, its workers,
     engines and sandboxes on this machine are gone. UserError, before there is a run, when there are too few tasks to
-    evaluate on.
+    evaluate on, or one of them needs what a harness does not have.
     """
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
+    for name in config.harness.names:
+        check_mcp(ADAPTERS[name], (*tasks.train, *tasks.heldout))
     with (
         open_run(folder, msgspec.yaml.encode(config)) as paths,
         Ledger.open(config.scratch_root()) as ledger,

@@ -23,6 +23,7 @@ from clawhpc.proxy.app import open_session
 from clawhpc.proxy.respond import Responder
 from clawhpc.proxy.session import CANCELLED, Session
 from clawhpc.records import (
+    MCP_MOUNT,
     TEARDOWN_S,
     CallRecord,
     ExecResult,
@@ -242,7 +243,8 @@ def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_u
         path = folder / HOME / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    installs = tuple(Mount(source=Path(source), target=target) for source, target in launch.read_only.items())
+    read_only = launch.read_only | ({task.mcp_dir: MCP_MOUNT} if task.mcp_dir is not None else {})
+    installs = tuple(Mount(source=Path(source), target=target) for source, target in read_only.items())
     return SandboxCommand(
         sandbox_id=plan.rollout_id,
         argv=launch.argv,

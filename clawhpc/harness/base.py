@@ -7,13 +7,13 @@ adapter turns that into a `LaunchPlan`, and reads from a call what the harness m
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from clawhpc.errors import UserError
-from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
+from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest, TaskSpec
 
 WireName = Literal["anthropic", "openai_chat", "openai_responses", "gemini"]
 
@@ -42,6 +42,8 @@ class Harness(Protocol):
     version: ClassVar[str]
     """The one that is installed and that the adapter was written for."""
     settings_type: ClassVar[type[HarnessSettings]]
+    mounts_mcp: ClassVar[bool]
+    """Whether it starts the MCP servers that a task declares, and offers their tools from the first call."""
 
     def __init__(self, settings: Any, install_root: Path) -> None:
         """`settings`: of `settings_type`. `install_root`: see `install_folder`."""
@@ -63,6 +65,14 @@ class Harness(Protocol):
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         """What a call was made for, and the headers that say so. Header names are lower-case."""
         ...
+
+
+def check_mcp(harness: type[Harness], tasks: Iterable[TaskSpec]) -> None:
+    """Raise `UserError` where a task declares MCP servers and `harness` cannot mount them: it would be another task."""
+    for task in tasks:
+        if task.mcp_servers and not harness.mounts_mcp:
+            names = ", ".join(server.name for server in task.mcp_servers)
+            raise UserError(f"harness {harness.name} has no MCP, but task {task.task_id} declares servers: {names}")
 
 
 def install_folder(install_root: Path, name: str, version: str) -> Path:

@@ -7,6 +7,7 @@ and tasks that outlive their call.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from clawhpc.harness.base import (
     install_folder,
     plain_text,
 )
-from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
+from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest, McpServer
 
 PROGRAM = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
 AGENT_HEADER = "x-claude-code-agent-id"
@@ -75,6 +76,7 @@ class ClaudeCode:
     protocol: ClassVar[WireName] = "anthropic"
     version: ClassVar[str] = "2.1.328"
     settings_type: ClassVar[type[HarnessSettings]] = ClaudeCodeSettings
+    mounts_mcp: ClassVar[bool] = True
 
     @property
     def install_dir(self) -> Path:
@@ -89,8 +91,9 @@ class ClaudeCode:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
         flags = ("--dangerously-skip-permissions", "--no-session-persistence")
         bare = ("--bare",) if self.settings.bare else ()
+        mcp = ("--mcp-config", _mcp_config(request.mcp_servers), "--strict-mcp-config") if request.mcp_servers else ()
         return LaunchPlan(
-            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, "--", plain_text(request.instruction, "/")),
+            argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, *mcp, "--", plain_text(request.instruction, "/")),
             env=self._model_env(request) | self._behaviour_env() | CONSTANT_ENV,
             files={},
             read_only={str(self.install_dir): INSTALL_MOUNT},
@@ -127,3 +130,12 @@ class ClaudeCode:
         if COMPACTION_BETA in headers.get(BETA_HEADER, ""):
             return CallRole.COMPACTION, {BETA_HEADER: headers[BETA_HEADER]}
         return (CallRole.MAIN if conversation.tools else CallRole.SIDE), {}
+
+
+def _mcp_config(servers: tuple[McpServer, ...]) -> str:
+    """Its tools are called mcp__NAME__TOOL."""
+    entries = {
+        server.name: {"type": "stdio", "command": server.argv[0], "args": server.argv[1:], "env": server.env}
+        for server in servers
+    }
+    return json.dumps({"mcpServers": entries})

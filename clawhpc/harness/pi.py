@@ -1,4 +1,7 @@
-"""Pi 0.73.1, headless: a Node program, OpenAI Chat Completions. Node is pinned and installed with it."""
+"""Pi 0.73.1, headless: a Node program, OpenAI Chat Completions. Node is pinned and installed with it.
+
+It has no MCP.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,7 @@ class Pi:
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "0.73.1"
     settings_type: ClassVar[type[HarnessSettings]] = PiSettings
+    mounts_mcp: ClassVar[bool] = False
 
     @property
     def install_dir(self) -> Path:

@@ -35,6 +35,7 @@ from clawhpc.records.rollout import (
 )
 from clawhpc.records.task import (
     LEAST_VERIFY_S,
+    MCP_MOUNT,
     SANDBOX_HOME,
     TEARDOWN_S,
     WORKSPACE_MOUNT,
@@ -48,6 +49,7 @@ from clawhpc.records.task import (
 
 __all__ = [
     "LEAST_VERIFY_S",
+    "MCP_MOUNT",
     "POLICY_OUTCOMES",
     "SANDBOX_HOME",
     "TEARDOWN_S",

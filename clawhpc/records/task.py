@@ -9,6 +9,8 @@ from clawhpc.errors import at_least
 
 WORKSPACE_MOUNT = "/root/.openclaw/workspace"
 """Where ClawGym's reward scripts expect the workspace; both sandboxes present it there."""
+MCP_MOUNT = "/mcp"
+"""Where a sandbox shows the programs of a task's MCP servers, read-only."""
 SANDBOX_HOME = "/root"
 """HOME inside a sandbox: a throwaway directory of the rollout."""
 TEARDOWN_S = 5.0
@@ -71,6 +73,8 @@ class TaskSpec:
     """Where both sandboxes present the workspace."""
     mcp_servers: tuple[McpServer, ...] = ()
     """Started in the sandbox by the harness, and offered to the model from its first call."""
+    mcp_dir: str | None = None
+    """Folder on the host with their programs, shown read-only at MCP_MOUNT; None where they need none."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """From the task's file, untouched."""
 

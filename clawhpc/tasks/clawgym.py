@@ -1,11 +1,19 @@
 """Read tasks in the ClawGym folder format.
 
-    <folder>/<any name>/data_entry.json         task_id, user_query; optional input_mount_dir and metadata
+    <folder>/<any name>/data_entry.json         task_id, user_query; optional input_mount_dir, mcp_servers, metadata
     <folder>/<any name>/input_files/            optional; copied to input_mount_dir: the workspace, or a folder in it
     <folder>/<any name>/reward/reward.sh        and its helpers, seen by the verifier as <workspace>/reward
+    <folder>/<any name>/mcp/                    optional; programs of mcp_servers, seen by the harness as /mcp
 
 Its scripts name `/root/.openclaw/workspace` outright, so the workspace stands there in every sandbox, whatever
 `input_mount_dir` says.
+
+`mcp_servers`, which is ours, lists programs that speak the Model Context Protocol over stdin and stdout:
+
+    "mcp_servers": [{"name": "lab", "command": ["python3", "/mcp/server.py"], "env": {"ROUNDS": "3"}}]
+
+The harness starts them in its sandbox, with the workspace as current directory. `mcp/` is read-only there, no part of
+the workspace and not seen by the verifier. Of other programs they find what the sandbox has, such as /usr/bin/python3.
 """
 
 from __future__ import annotations
@@ -19,14 +27,17 @@ from typing import Any
 import msgspec
 
 from clawhpc.errors import UserError
-from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
+from clawhpc.records import WORKSPACE_MOUNT, McpServer, TaskSpec
 
+MCP_FOLDER = "mcp"
 REWARD_FOLDER = "reward"
 """Below the workspace, and only in the verifier's sandbox."""
 MAX_NESTING = 100
 """Levels of metadata: far fewer than plans and records, which hold a task, can be written and read with."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """No text: a NUL can stand in no command line, and the others steer a terminal."""
+SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+"""Becomes part of the names of its tools, for which providers allow these characters, and 64 of them in all."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 """How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
 
@@ -35,12 +46,21 @@ class _Fault(Exception):
     """What is wrong with one task: file, key, and what is allowed."""
 
 
+class _McpEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """One of mcp_servers. A key that is not listed is an error: nobody else reads these."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str] = {}
+
+
 class _Entry(msgspec.Struct):
     """data_entry.json. Keys that are not listed are ignored."""
 
     task_id: str
     user_query: str
     input_mount_dir: str | None = None
+    mcp_servers: list[_McpEntry] = []
     metadata: dict[str, Any] = {}
 
 
@@ -86,13 +106,15 @@ def _load_task(root: Path) -> TaskSpec:
     entry = _read_entry(path)
     if not (root / REWARD_FOLDER / "reward.sh").is_file():
         raise _Fault(f"{root}/{REWARD_FOLDER}/reward.sh: missing")
-    inputs = root / "input_files"
+    inputs, programs = root / "input_files", root / MCP_FOLDER
     return TaskSpec(
         task_id=entry.task_id,
         instruction=entry.user_query,
         input_dir=str(inputs.resolve()) if inputs.is_dir() else None,
         input_subdir=_input_subdir(path, entry.input_mount_dir, inputs),
         reward_dir=str((root / REWARD_FOLDER).resolve()),
+        mcp_servers=_mcp_servers(path, entry.mcp_servers),
+        mcp_dir=str(programs.resolve()) if programs.is_dir() else None,
         metadata=entry.metadata,
     )
 
@@ -118,6 +140,23 @@ def _read_entry(path: Path) -> _Entry:
         if found := CONTROL.search(getattr(entry, key) or ""):
             raise _Fault(f"{path}: {key} has the control character {found[0]!r}")
     return entry
+
+
+def _mcp_servers(path: Path, entries: list[_McpEntry]) -> tuple[McpServer, ...]:
+    names = [entry.name for entry in entries]
+    for index, entry in enumerate(entries):
+        key = f"{path}: mcp_servers[{index}]"
+        if not SERVER_NAME.fullmatch(entry.name):
+            raise _Fault(f"{key}.name {entry.name!r}: must be letters, digits, _ and -, 32 at most")
+        if entry.name in names[:index]:
+            raise _Fault(f"{key}.name {entry.name!r} is that of another already")
+        if not entry.command or not entry.command[0]:
+            raise _Fault(f"{key}.command is empty")
+        if any("\0" in text for text in (*entry.command, *entry.env, *entry.env.values())):
+            raise _Fault(f"{key} has a NUL")
+        if any(not name or "=" in name for name in entry.env):
+            raise _Fault(f"{key}.env: the name of a variable is empty or has a =")
+    return tuple(McpServer(name=entry.name, argv=tuple(entry.command), env=entry.env) for entry in entries)
 
 
 def _nesting(value: Any) -> int:

@@ -1,20 +1,31 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.harness.base import Harness
+from clawhpc.harness.base import Harness, check_mcp
 from clawhpc.harness.claude_code import ClaudeCode, ClaudeCodeSettings
 from clawhpc.harness.pi import Pi, PiSettings
 from clawhpc.harness.registry import ADAPTERS, make_harness
-from clawhpc.records import WORKSPACE_MOUNT, CallRole, Conversation, LaunchPlan, LaunchRequest, Tool
+from clawhpc.records import (
+    WORKSPACE_MOUNT,
+    CallRole,
+    Conversation,
+    LaunchPlan,
+    LaunchRequest,
+    McpServer,
+    TaskSpec,
+    Tool,
+)
 
 BOTH = pytest.mark.parametrize("name", ADAPTERS)
 URL = "http://127.0.0.1:8377/s/token"
 TOOL = Tool(name="Bash", description="", parameters={})
 MAIN = Conversation(model="policy", messages=(), tools=(TOOL,))
+LAB = McpServer(name="lab", argv=("python3", "/mcp/server.py"), env={"ROUNDS": "3"})
 TEXT_ONLY = Conversation(model="policy", messages=())
 
 
@@ -22,7 +33,7 @@ def harness(name: str, root: Path = Path("/cache/harness")) -> Harness:
     return make_harness(name, ADAPTERS[name].settings_type(), root)
 
 
-def request(instruction: str, url: str = URL) -> LaunchRequest:
+def request(instruction: str, url: str = URL, servers: tuple[McpServer, ...] = ()) -> LaunchRequest:
     return LaunchRequest(
         instruction=instruction,
         base_url=url,
@@ -30,6 +41,7 @@ def request(instruction: str, url: str = URL) -> LaunchRequest:
         model="policy",
         context_window=2048,
         max_output_tokens=256,
+        mcp_servers=servers,
     )
 
 
@@ -89,6 +101,20 @@ def test_an_unknown_harness_and_foreign_settings_are_user_errors() -> None:
         make_harness("pi", ClaudeCodeSettings(), Path("/cache"))
 
 
+@BOTH
+def test_a_task_with_servers_is_refused_by_name_where_the_harness_has_no_mcp_and_else_mounted(name: str) -> None:
+    adapter, plain = ADAPTERS[name], TaskSpec(task_id="t", instruction="", input_dir=None, reward_dir="/r")
+    check_mcp(adapter, (plain,))
+    if adapter.mounts_mcp:
+        check_mcp(adapter, (replace(plain, mcp_servers=(LAB,)),))
+        launch = harness(name).launch_plan(request("Do it.", servers=(LAB,)))
+        mounted = (*launch.argv, *launch.files.values())
+        assert all(any(word in text for text in mounted) for word in ("lab", *LAB.argv, *LAB.env))
+    else:
+        with pytest.raises(UserError, match=f"harness {name} has no MCP, but task t declares servers: lab"):
+            check_mcp(adapter, (plain, replace(plain, mcp_servers=(LAB,))))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Claude Code
 # ---------------------------------------------------------------------------------------------------------------------
@@ -135,6 +161,13 @@ def test_claude_code_is_told_the_window_only_where_it_may_compact() -> None:
     assert "DISABLE_COMPACT" not in told
     assert untold["DISABLE_COMPACT"] == "1"
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in untold
+
+
+def test_claude_code_mounts_the_servers_of_the_task_and_no_others() -> None:
+    argv = claude().launch_plan(request("Do it.", servers=(LAB,))).argv
+    entry = {"type": "stdio", "command": "python3", "args": ["/mcp/server.py"], "env": {"ROUNDS": "3"}}
+    assert json.loads(argv[argv.index("--mcp-config") + 1]) == {"mcpServers": {"lab": entry}}
+    assert argv[-3:] == ("--strict-mcp-config", "--", "Do it.")
 
 
 def test_claude_code_bounds_each_command() -> None:

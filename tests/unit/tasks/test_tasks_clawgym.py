@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
+from clawhpc.records import WORKSPACE_MOUNT, McpServer, TaskSpec
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import GenerateSettings, generate_tasks
 
@@ -198,3 +198,40 @@ def test_two_thousand_tasks_load_in_seconds(tmp_path: Path) -> None:
     started = time.monotonic()
     assert len(load_tasks(tasks.split("train")).tasks) == 2000
     assert time.monotonic() - started < 10
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# MCP servers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_declares_mcp_servers_and_brings_their_programs(tmp_path: Path) -> None:
+    lab = {"name": "lab", "command": ["python3", "/mcp/server.py"], "env": {"ROUNDS": "3"}}
+    root = lay_task(tmp_path, "with_lab", mcp_servers=[lab, {"name": "web", "command": ["web"]}])
+    (root / "mcp").mkdir()
+    task = only_task(tmp_path)
+    assert task.mcp_servers == (
+        McpServer(name="lab", argv=("python3", "/mcp/server.py"), env={"ROUNDS": "3"}),
+        McpServer(name="web", argv=("web",)),
+    )
+    assert task.mcp_dir == str(root / "mcp")
+
+
+@pytest.mark.parametrize(
+    ("server", "fault"),
+    [
+        ({"name": "a b"}, "mcp_servers[1].name 'a b': must be letters, digits, _ and -, 32 at most"),
+        ({"name": "lab"}, "mcp_servers[1].name 'lab' is that of another already"),
+        ({"command": []}, "mcp_servers[1].command is empty"),
+        ({"command": [""]}, "mcp_servers[1].command is empty"),
+        ({"command": "web"}, "Expected `array`, got `str` - at `$.mcp_servers[1].command`"),
+        ({"command": ["web", "a\0b"]}, "mcp_servers[1] has a NUL"),
+        ({"env": {"A=B": "c"}}, "mcp_servers[1].env: the name of a variable is empty or has a ="),
+        ({"env": {"A": 1}}, "Expected `str`, got `int` - at `$.mcp_servers[1].env[...]`"),
+        ({"url": "http://x"}, "Object contains unknown field `url` - at `$.mcp_servers[1]`"),
+    ],
+)
+def test_a_faulty_mcp_server_is_named_by_file_and_key(tmp_path: Path, server: dict[str, Any], fault: str) -> None:
+    servers = [{"name": "lab", "command": ["lab"]}, {"name": "web", "command": ["web"]} | server]
+    lay_task(tmp_path, "faulty", mcp_servers=servers)
+    assert only_fault(tmp_path) == f"{tmp_path}/faulty/data_entry.json: {fault}"
