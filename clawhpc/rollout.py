@@ -19,7 +19,7 @@ from anyio import from_thread, to_thread
 from clawhpc.errors import BoundaryError, EngineError, ProxyError, SandboxError, VerifierError, boundary, ungrouped
 from clawhpc.harness.base import Harness
 from clawhpc.ledger import discard
-from clawhpc.proxy.app import open_session
+from clawhpc.proxy.app import KEEP_ALIVE_S, open_session
 from clawhpc.proxy.respond import Responder
 from clawhpc.proxy.session import CANCELLED, Session
 from clawhpc.records import (
@@ -75,6 +75,8 @@ class RolloutParts:
     worker_id: str
     now: Callable[[], float]
     """Seconds since the epoch."""
+    keep_alive_s: float = KEEP_ALIVE_S
+    """Between the events of a stream in which nothing is drawn yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
         seed=plan.seed,
         socket=folder / SOCKET,
         model=parts.model,
+        keep_alive_s=parts.keep_alive_s,
         now=parts.now,
     ) as session:
         try:
