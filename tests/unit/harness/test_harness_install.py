@@ -80,7 +80,8 @@ def test_an_unknown_harness_is_refused_with_the_known_ones(tmp_path: Path) -> No
     npm = Npm(tmp_path)
     done = npm.install("hal")
     assert done.returncode == 2
-    assert "no harness 'hal'; there are: claude_code pi" in done.stderr
+    known = " ".join(sorted(path.name for path in PINS.iterdir()))
+    assert f"no harness 'hal'; there are: {known}" in done.stderr
     assert npm.num_calls == 0
 
 
@@ -89,7 +90,7 @@ def test_the_pins_are_those_of_the_adapter_exact_and_without_the_name_of_a_host(
     harness = make_harness(name, ADAPTERS[name].settings_type(), Path("/cache"))
     package = json.loads((PINS / name / "package.json").read_text())
     assert package["version"] == harness.version
-    assert harness.version in package["dependencies"].values()
+    assert harness.version in {version.removesuffix("-linux-x64") for version in package["dependencies"].values()}
     assert all(version[0].isdigit() for version in package["dependencies"].values())
     lock = json.loads((PINS / name / "package-lock.json").read_text())
     packages = {path: entry for path, entry in lock["packages"].items() if path}
