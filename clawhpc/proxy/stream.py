@@ -79,7 +79,7 @@ class Answer:
     def _turn(self) -> bytes:
         if self.call.response is None:
             assert self.call.error is not None, "a call that is done has a response or an error"
-            return self.protocol.error_event(self.call.error)
+            return self.protocol.error_event(self.head, self.call.error)
         reply, usage = self.call.response.reply, self.call.response.usage
         return b"".join(self.protocol.turn_events(self.head, reply, usage))
 

@@ -84,3 +84,5 @@ class Reply:
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = "stop"
+    stop_sequence: str = ""
+    """The stop string that ended it, where one did; no part of `text`."""

@@ -11,7 +11,7 @@ as it does in the world.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -21,6 +21,7 @@ import msgspec
 
 from clawhpc.errors import ClawError
 from clawhpc.records import Conversation, Reply, Usage
+from clawhpc.wire.fields import FieldTable
 
 LINE_BREAKS_OF_SOME_CLIENTS = {
     "\u0085".encode(): b"\\u0085",
@@ -70,6 +71,23 @@ class ContextOverflow(WireError):
         self.maximum = maximum
 
 
+class FieldRefused(WireError):
+    """A request that asks for something by name that there is not."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(ErrorKind.INVALID, f"{path} is not supported: {why}")
+        self.path = path
+        """Such as `tools[].type`."""
+
+
+class FieldUnlisted(WireError):
+    """A request with a field that the protocol's table does not list, where that is not allowed (`strict`)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(ErrorKind.INVALID, f"{path}: unknown field")
+        self.path = path
+
+
 @dataclass(frozen=True, kw_only=True)
 class WireRequest:
     """One parsed request."""
@@ -105,6 +123,8 @@ class WireProtocol(Protocol):
 
     name: str
     """As `CallRecord.protocol` has it."""
+    fields: FieldTable
+    """Every request field that it knows."""
 
     def parse_request(self, body: bytes) -> WireRequest:
         """Read a request body. Raises `WireError`, naming the place, for what cannot be answered."""
@@ -130,7 +150,7 @@ class WireProtocol(Protocol):
         """HTTP status and JSON body, in the provider's own words: harnesses look for them."""
         ...
 
-    def error_event(self, error: WireError) -> bytes:
+    def error_event(self, head: ReplyHead, error: WireError) -> bytes:
         """Ends a stream that was opened before the error was known."""
         ...
 
@@ -172,7 +192,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], root: str = "$") 
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        message = str(error).replace("`$", f"`{root}")
+        message = str(error) if " - at `" in str(error) else f"{error} - at `$`"
+        message = message.replace("`$", f"`{root}")
         raise invalid(_CONTENT_TYPE.sub(_name_content, message)) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"the request body is not valid JSON: {error}") from error
@@ -180,8 +201,13 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], root: str = "$") 
 
 def fingerprint(body: bytes) -> bytes:
     """See `WireRequest.fingerprint`; of a body that was decoded before."""
+    return fingerprint_fields(_split(body))
+
+
+def fingerprint_fields(fields: Mapping[str, msgspec.Raw]) -> bytes:
+    """See `WireRequest.fingerprint`; of a body that was split."""
     digest = blake2b(digest_size=16)
-    for key, value in _split(body).items():
+    for key, value in fields.items():
         if key not in FORM_FIELDS:
             digest.update(key.encode() + b"\0" + bytes(value))
     return digest.digest()

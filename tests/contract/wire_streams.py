@@ -7,7 +7,8 @@ from pathlib import Path
 from clawhpc.records import Reply, ToolCall, Usage
 from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ErrorKind, ReplyHead, WireError, WireProtocol
-from clawhpc.wire.openai_chat import ChatForm, OpenAIChat
+from clawhpc.wire.openai_chat import OpenAIChat
+from clawhpc.wire.openai_chat_request import ChatForm
 
 FOLDER = Path(__file__).with_name("wire")
 PROTOCOLS: tuple[WireProtocol, ...] = (Anthropic(), OpenAIChat())
@@ -41,7 +42,7 @@ def render_streams(protocol: WireProtocol) -> dict[str, bytes]:
     opening = protocol.opening_event(HEAD) + protocol.keep_alive_event(HEAD)
     streams = {name: opening + b"".join(protocol.turn_events(HEAD, reply, USAGE)) for name, reply in REPLIES.items()}
     error = WireError(ErrorKind.OVERLOADED, "the model is overloaded, try again later")
-    return {**streams, "engine_error": opening + protocol.error_event(error)}
+    return {**streams, "engine_error": opening + protocol.error_event(HEAD, error)}
 
 
 def golden_path(protocol: WireProtocol, name: str) -> Path:

@@ -134,7 +134,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ([user([text("a"), {"type": "document"}])], {}, "'document' is not supported: this model reads text only - at"),
         ([user([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}])], {}, "content of type 'image'"),
         ([{"role": "assistant", "content": [{"type": "server_tool_use"}]}], {}, "`$.messages[0].content[0]`"),
-        ([user("a")], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`$.tools[0]`"),
+        ([user("a")], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`$.tools[0].type`"),
         ([user("a")], {"system": [IMAGE]}, "'image' - at `$.system[0].type`"),
         ([user("a")], {"model": None}, "`$.model`"),
         ([user("a")], {"max_tokens": "many"}, "`$.max_tokens`"),

@@ -7,7 +7,8 @@ import pytest
 
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.base import ContextOverflow, ErrorKind, ReplyHead, WireError
-from clawhpc.wire.openai_chat import ChatForm, OpenAIChat
+from clawhpc.wire.openai_chat import OpenAIChat
+from clawhpc.wire.openai_chat_request import ChatForm
 
 WIRE = OpenAIChat()
 HEAD = ReplyHead(id="00000000", model="policy", created=0, input_tokens=5, form=ChatForm())
@@ -112,7 +113,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
         ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}], {}, "'custom'"),
         ([{"role": "assistant", "tool_calls": [{}]}], {}, "`$.messages[0].tool_calls[0]`"),
         ([user("a")], {"tools": [{"type": "web_search"}]}, "`$.tools[0]"),
-        ([user("a")], {"n": 2}, "n: only one"),
+        ([user("a")], {"n": 2}, "n is not supported: only one"),
         ([user("a")], {"stream": "yes"}, "`$.stream`"),
         ([user("a")], {"tool_choice": 3}, "`$.tool_choice`"),
         ([], {}, "messages: at least one"),

@@ -1,0 +1,117 @@
+"""Reading request bodies piece by piece, each piece once.
+
+A harness sends its whole history with every call, so all but the end of a body was read before. `BodyReader` takes a
+body apart without looking into its messages and tools; `PieceReader` reads each of these, and holds it against the
+protocol's table of fields, the first time that its bytes are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from clawhpc.wire.base import FieldRefused, decode_body, fingerprint_fields
+from clawhpc.wire.fields import FieldTable, Findings, merge_findings
+
+MAX_KNOWN_BYTES = 32 * 2**20
+"""Of pieces that one reader remembers as fresh; as much again is kept that was not asked for since."""
+KNOWN_OVERHEAD_BYTES = 1000
+"""What remembering a piece costs beside its bytes, about."""
+
+Body_T = TypeVar("Body_T")
+Piece_T = TypeVar("Piece_T")
+Value_T = TypeVar("Value_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadBody(Generic[Body_T]):
+    """One request body, its pieces still unread."""
+
+    fields: Body_T
+    fingerprint: bytes
+    """See `WireRequest`."""
+    found: Findings
+    """Of all that is no piece."""
+
+
+class BodyReader(Generic[Body_T]):
+    """Reads bodies as `kind`, whose attributes `pieces` are `Raw` or lists of it."""
+
+    def __init__(self, kind: type[Body_T], table: FieldTable, pieces: frozenset[str]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._table, self._pieces = table, pieces
+
+    def read(self, body: bytes) -> ReadBody[Body_T]:
+        """Linear in the bytes. Raises `WireError`, which names the place."""
+        fields = decode_body(body, self._decoder)
+        raw = decode_body(body, _split)
+        small = {
+            name: decode_body(bytes(value), _any, f"$.{name}")
+            for name, value in raw.items()
+            if name not in self._pieces
+        }
+        return ReadBody(fields=fields, fingerprint=fingerprint_fields(raw), found=self._table.inspect(small))
+
+
+class PieceReader(Generic[Piece_T, Value_T]):
+    """Reads one kind of piece, which stands at the path `at`, and remembers what it made of the latest ones.
+
+    What was read before costs a hash of its bytes, and comes back as the same object. The memory belongs to the
+    process: the heads of all rollouts of a group are the same.
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        convert: Callable[[Piece_T], Value_T],
+        table: FieldTable,
+        at: str,
+        max_known_bytes: int = MAX_KNOWN_BYTES,
+    ) -> None:
+        self._decoder: msgspec.json.Decoder[Piece_T] = msgspec.json.Decoder(kind)
+        self._convert, self._table, self._at = convert, table, at
+        self._max_known_bytes = max_known_bytes
+        self._known: dict[bytes, tuple[Value_T, Findings]] = {}
+        self._older: dict[bytes, tuple[Value_T, Findings]] = {}
+        self._known_bytes = 0
+
+    def read(self, raw: Raw, root: str) -> tuple[Value_T, Findings]:
+        """The value of one piece. Raises `WireError`, which calls the place of the piece `root`."""
+        piece = bytes(raw)
+        known = self._known.get(piece)
+        if known is None:
+            known = self._older.get(piece) or self._read_new(piece, root)
+            self._remember(piece, known)
+        return known
+
+    def read_each(self, raws: Sequence[Raw], root: str) -> tuple[list[Value_T], Findings]:
+        """The values of a list of pieces."""
+        read = [self.read(raw, f"{root}[{index}]") for index, raw in enumerate(raws)]
+        return [value for value, _ in read], merge_findings(found for _, found in read)
+
+    def _read_new(self, piece: bytes, root: str) -> tuple[Value_T, Findings]:
+        value = self._convert(decode_body(piece, self._decoder, root))
+        return value, self._table.inspect(decode_body(piece, _any, root), self._at)
+
+    def _remember(self, piece: bytes, read: tuple[Value_T, Findings]) -> None:
+        """When as much is known as may be, that which was not asked for since the last such time is forgotten."""
+        num_bytes = len(piece) + KNOWN_OVERHEAD_BYTES
+        if self._known_bytes + num_bytes > self._max_known_bytes:
+            self._older, self._known, self._known_bytes = self._known, {}, 0
+        if num_bytes <= self._max_known_bytes:
+            self._known[piece] = read
+            self._known_bytes += num_bytes
+
+
+def refuse(found: Findings) -> None:
+    """Raise `FieldRefused` for the first field that the request asks for in vain."""
+    for row in found.refused:
+        raise FieldRefused(row.path, row.why)
+
+
+_split = msgspec.json.Decoder(dict[str, Raw])
+_any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
