@@ -6,10 +6,12 @@ import json
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from google.genai.types import FinishReason, GenerateContentResponse, ListModelsResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
 from clawhpc.wire.anthropic import Anthropic
+from clawhpc.wire.gemini import Gemini
 from clawhpc.wire.openai_chat import OpenAIChat
 from tests.contract.wire_streams import HEAD, REPLIES, USAGE, render_streams
 
@@ -25,6 +27,9 @@ def test_plain_bodies_are_those_of_the_sdks(name: str) -> None:
     assert message.stop_reason is not None
     completion = ChatCompletion.model_validate(OpenAIChat().reply_body(HEAD, REPLIES[name], USAGE))
     assert completion.usage is not None
+    response = GenerateContentResponse.model_validate(Gemini().reply_body(HEAD, REPLIES[name], USAGE))
+    assert response.candidates is not None
+    assert response.candidates[0].finish_reason in (FinishReason.STOP, FinishReason.MAX_TOKENS)
 
 
 @pytest.mark.parametrize("name", REPLIES)
@@ -35,3 +40,13 @@ def test_events_are_those_of_the_sdks(name: str) -> None:
             event_type.validate_json(data)
     for data in data_of(render_streams(OpenAIChat())[name])[:-1]:
         ChatCompletionChunk.model_validate_json(data)
+    for data in data_of(render_streams(Gemini())[name]):
+        GenerateContentResponse.model_validate_json(data)
+
+
+def test_the_list_of_models_is_that_of_the_sdk() -> None:
+    body = Gemini().models_body("policy")
+    for model in body["models"]:
+        model["supportedActions"] = model.pop("supportedGenerationMethods")  # the SDK renames it
+    (model,) = ListModelsResponse.model_validate(body).models or ()
+    assert model.name == "models/policy"

@@ -7,11 +7,12 @@ from pathlib import Path
 from clawhpc.records import Reply, ToolCall, Usage
 from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ErrorKind, ReplyHead, WireError, WireProtocol
+from clawhpc.wire.gemini import Gemini
 from clawhpc.wire.openai_chat import OpenAIChat
 from clawhpc.wire.openai_chat_request import ChatForm
 
 FOLDER = Path(__file__).with_name("wire")
-PROTOCOLS: tuple[WireProtocol, ...] = (Anthropic(), OpenAIChat())
+PROTOCOLS: tuple[WireProtocol, ...] = (Anthropic(), OpenAIChat(), Gemini())
 HEAD = ReplyHead(
     id="00000007",
     model="policy",
