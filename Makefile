@@ -39,6 +39,7 @@ $(STAMPS)/dev: $(STAMPS)/venv-$(EXTRA)
 harness:
 	containers/install_harness.sh claude_code $(CLAWHPC_CACHE)
 	containers/install_harness.sh pi $(CLAWHPC_CACHE)
+	containers/install_harness.sh qwen_code $(CLAWHPC_CACHE)
 
 parts: harness
 	containers/install_parts.sh $(CLAWHPC_CACHE)

@@ -37,6 +37,7 @@ from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.pi import PiSettings
+from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import ADAPTERS
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
@@ -81,6 +82,7 @@ class HarnessChoice:
     names: tuple[str, ...] = ("claude_code",)
     claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
     pi: PiSettings = field(default_factory=PiSettings)
+    qwen_code: QwenCodeSettings = field(default_factory=QwenCodeSettings)
 
     def __post_init__(self) -> None:
         names = set(self.names)

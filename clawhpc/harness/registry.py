@@ -8,8 +8,9 @@ from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCode
 from clawhpc.harness.pi import Pi
+from clawhpc.harness.qwen_code import QwenCode
 
-ADAPTERS: dict[str, type[Harness]] = {adapter.name: adapter for adapter in (ClaudeCode, Pi)}
+ADAPTERS: dict[str, type[Harness]] = {adapter.name: adapter for adapter in (ClaudeCode, Pi, QwenCode)}
 """Every harness, in the order in which people read of them."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from clawhpc.records import Conversation, Message, Reply, TaskSpec, Tool, ToolCall
 from clawhpc.tasks.families import ShellStep, SmallTask, small_task
 
-SHELL_TOOL_NAMES = frozenset({"bash", "shell", "exec", "exec_command"})
+SHELL_TOOL_NAMES = frozenset({"bash", "shell", "exec", "exec_command", "run_shell_command"})
 """Lower-cased names under which harnesses offer a shell."""
 COMMAND_ARGUMENTS = ("command", "cmd")
 FINAL_TEXT = "Done."
@@ -63,8 +63,8 @@ def carry_over(conversation: Conversation, old: SmallTask, new: SmallTask) -> Co
         if messages[index].tool_calls:
             messages[index] = _recall(messages[index], old.steps[done], new.steps[done])
             done += 1
-        elif messages[index].role == "tool" and old.steps[done - 1].output:
-            messages[index] = _swap(messages[index], old.steps[done - 1].output, new.steps[done - 1].output)
+        elif messages[index].role == "tool":
+            messages[index] = _retell(messages[index], old.steps[done - 1], new.steps[done - 1])
     return replace(conversation, messages=tuple(messages))
 
 
@@ -72,6 +72,15 @@ def _swap(message: Message, old: str, new: str) -> Message:
     if message.text.count(old) != 1:
         raise ValueError(f"{old!r} stands {message.text.count(old)} times, not once, in a {message.role} message")
     return replace(message, text=message.text.replace(old, new))
+
+
+def _retell(message: Message, old: ShellStep, new: ShellStep) -> Message:
+    """What a command printed; some harnesses repeat the command before it."""
+    before, command, after = message.text.rpartition(old.command)
+    printed = replace(message, text=after)
+    if old.output:
+        printed = _swap(printed, old.output, new.output)
+    return replace(message, text=before + (new.command if command else "") + printed.text)
 
 
 def _recall(message: Message, old: ShellStep, new: ShellStep) -> Message:

@@ -21,6 +21,7 @@ from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.pi import PiSettings
+from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.proxy.respond import Prompt, ScriptedResponder
@@ -50,14 +51,13 @@ from tests.sandbox_parts import missing, working_sandbox
 pytestmark = [pytest.mark.anyio, pytest.mark.harness, pytest.mark.sandbox]
 
 FULL = ClaudeCodeSettings(bare=False)
-EVERY_HARNESS = pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        pytest.param("claude_code", ClaudeCodeSettings(), id="claude_code bare"),
-        pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
-        pytest.param("pi", PiSettings(), id="pi"),
-    ],
-)
+NO_COMPACTION = [
+    pytest.param("claude_code", ClaudeCodeSettings(), id="claude_code bare"),
+    pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
+    pytest.param("pi", PiSettings(), id="pi"),
+]
+ALWAYS_COMPACTION = [pytest.param("qwen_code", QwenCodeSettings(), id="qwen_code")]
+EVERY_HARNESS = pytest.mark.parametrize(("name", "settings"), [*NO_COMPACTION, *ALWAYS_COMPACTION])
 SUMMARY = "<summary>Nothing is done yet.</summary>"
 
 Script = Callable[[Conversation], Reply]
@@ -228,7 +228,8 @@ class FullOnce(ScriptedResponder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "settings"), [("claude_code", ClaudeCodeSettings(compact=True)), ("pi", PiSettings(compact=True))]
+    ("name", "settings"),
+    [("claude_code", ClaudeCodeSettings(compact=True)), ("pi", PiSettings(compact=True)), *ALWAYS_COMPACTION],
 )
 async def test_compaction_is_told_apart_from_the_main_loop(
     bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
@@ -246,7 +247,7 @@ async def test_compaction_is_told_apart_from_the_main_loop(
     assert CallRole.COMPACTION in roles[2:]
 
 
-@EVERY_HARNESS
+@pytest.mark.parametrize(("name", "settings"), NO_COMPACTION)
 async def test_a_prompt_that_does_not_fit_ends_the_run_where_compaction_is_off(
     bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
 ) -> None:

@@ -25,6 +25,8 @@ BOTH = pytest.mark.parametrize("name", ADAPTERS)
 URL = "http://127.0.0.1:8377/s/token"
 TOOL = Tool(name="Bash", description="", parameters={})
 MAIN = Conversation(model="policy", messages=(), tools=(TOOL,))
+MAIN_TOOLS = {"qwen_code": ("list_agents",)}
+"""Those by which some know their main loop."""
 LAB = McpServer(name="lab", argv=("python3", "/mcp/server.py"), env={"ROUNDS": "3"})
 TEXT_ONLY = Conversation(model="policy", messages=())
 
@@ -64,7 +66,7 @@ def test_the_plan_is_the_same_for_every_rollout_but_for_url_and_instruction(name
     first = harness(name).launch_plan(request("A", "http://127.0.0.1:8377/s/a"))
     second = harness(name).launch_plan(request("B", "http://127.0.0.1:8377/s/b"))
     assert first.argv[:-1] == second.argv[:-1]
-    assert {key for key in first.env if first.env[key] != second.env[key]} <= {"ANTHROPIC_BASE_URL"}
+    assert {key for key in first.env if first.env[key] != second.env[key]} <= {"ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"}
 
 
 @BOTH
@@ -91,7 +93,8 @@ def test_a_program_that_is_there_is_enough(name: str, tmp_path: Path) -> None:
 
 @BOTH
 def test_a_call_with_tools_is_the_main_loop(name: str) -> None:
-    assert harness(name).classify({"user-agent": "x"}, MAIN) == (CallRole.MAIN, {})
+    tools = (*MAIN.tools, *(Tool(name=tool, description="", parameters={}) for tool in MAIN_TOOLS.get(name, ())))
+    assert harness(name).classify({"user-agent": "x"}, replace(MAIN, tools=tools)) == (CallRole.MAIN, {})
 
 
 def test_an_unknown_harness_and_foreign_settings_are_user_errors() -> None:

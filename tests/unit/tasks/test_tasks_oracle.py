@@ -15,7 +15,7 @@ BASH = Tool(name="Bash", description="Runs a command.", parameters={"type": "obj
 READ = Tool(name="Read", description="Reads a file.", parameters={"type": "object", "properties": {"path": {}}})
 
 
-def held_conversation(task: SmallTask) -> Conversation:
+def held_conversation(task: SmallTask, result_of: str = "{output}") -> Conversation:
     """What a harness sends last, when the oracle has solved `task` in it."""
     head = (
         Message(role="system", text="You have tools."),
@@ -26,7 +26,8 @@ def held_conversation(task: SmallTask) -> Conversation:
         (call,) = reply.tool_calls
         step = next(step for step in task.steps if step.command == json.loads(call.arguments)["command"])
         turn = Message(role="assistant", tool_calls=(call,))
-        result = Message(role="tool", text=step.output or "(no output)", tool_call_id=call.id)
+        told = result_of.format(command=step.command, output=step.output or "(no output)")
+        result = Message(role="tool", text=told, tool_call_id=call.id)
         conversation = replace(conversation, messages=(*conversation.messages, turn, result))
     assert reply.text == FINAL_TEXT
     return conversation
@@ -43,10 +44,13 @@ def test_the_oracle_gives_each_command_once_and_then_stops(family: str, seed: in
 
 
 @ANY_FAMILY
+@pytest.mark.parametrize("result_of", ["{output}", "Command: {command}\nOutput: {output}\nExit Code: 0"])
 @given(seeds=st.tuples(st.integers(0, 10_000), st.integers(0, 10_000)))
-def test_a_carried_over_conversation_is_the_one_that_the_other_task_gives(family: str, seeds: tuple[int, int]) -> None:
+def test_a_carried_over_conversation_is_the_one_that_the_other_task_gives(
+    family: str, result_of: str, seeds: tuple[int, int]
+) -> None:
     old, new = (draw_task(family, random.Random(seed), "train") for seed in seeds)
-    assert carry_over(held_conversation(old), old, new) == held_conversation(new)
+    assert carry_over(held_conversation(old, result_of), old, new) == held_conversation(new, result_of)
 
 
 def test_other_arguments_of_a_call_are_kept() -> None:
