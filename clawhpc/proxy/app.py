@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,19 @@ from clawhpc.proxy.session import Classify, Session
 from clawhpc.proxy.stream import Answer, error_response, json_response
 from clawhpc.records import Limits
 from clawhpc.wire.anthropic import Anthropic
-from clawhpc.wire.base import ErrorKind, Json, ReplyHead, WireError, WireProtocol
+from clawhpc.wire.base import (
+    ContextOverflow,
+    ErrorKind,
+    FieldUnlisted,
+    Json,
+    ReplyHead,
+    WireError,
+    WireProtocol,
+    invalid,
+)
+from clawhpc.wire.gemini import Gemini
 from clawhpc.wire.openai_chat import OpenAIChat
+from clawhpc.wire.openai_responses import OpenAIResponses
 
 KEEP_ALIVE_S = 8.0
 """Between the events of a silent stream. The strictest harness seen gives up after 90 s; 10 s is usual."""
@@ -43,16 +54,18 @@ async def open_session(
     socket: Path,
     model: str,
     keep_alive_s: float = KEEP_ALIVE_S,
+    strict: bool = False,
     now: Callable[[], float] = time.time,
 ) -> AsyncIterator[Session]:
     """A session that answers on `socket` until the block ends; `Session.settle` ends it in an orderly way before.
 
-    `model`: the name in the list of models; requests may name any. Raises `ProxyError` when the socket cannot be made.
+    `model`: the name in the list of models; requests may name any. `strict`: a request with a field that its protocol's
+    table does not list is refused. Raises `ProxyError` when the socket cannot be made.
     """
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             session = Session(responder=responder, classify=classify, limits=limits, seed=seed, tasks=tasks, now=now)
-            async with serve(build_app(session, model, keep_alive_s), socket, shutdown_s=SHUTDOWN_S):
+            async with serve(build_app(session, model, keep_alive_s, strict), socket, shutdown_s=SHUTDOWN_S):
                 try:
                     yield session
                 finally:
@@ -60,25 +73,53 @@ async def open_session(
                         await session.settle(0.0)
 
 
-def build_app(session: Session, model: str, keep_alive_s: float) -> ASGIApp:
+def build_app(session: Session, model: str, keep_alive_s: float, strict: bool) -> ASGIApp:
     """Everything below the session's path, and 404 for all else."""
-    anthropic, chat = Anthropic(), OpenAIChat()
-    answering = partial(_answer, session, keep_alive_s)
+    anthropic = Anthropic()
+    answering = partial(_answer, session, keep_alive_s, strict)
     routes = [
         Route("/v1/messages", partial(answering, anthropic), methods=["POST"]),
         Route("/v1/messages/count_tokens", partial(_count_tokens, session, anthropic), methods=["POST"]),
-        Route("/v1/chat/completions", partial(answering, chat), methods=["POST"]),
-        Route("/v1/models", partial(_list_models, chat.models_body(model)), methods=["GET"]),
+        Route("/v1/chat/completions", partial(answering, OpenAIChat()), methods=["POST"]),
+        Route("/v1/responses", partial(answering, OpenAIResponses()), methods=["POST"]),
+        Route("/v1/models", partial(_models, model), methods=["GET"]),
+        Route("/v1/models/{model:path}", _model, methods=["GET"]),
+        *_gemini_routes(session, model, answering),
         Route("/", _probe, methods=["GET", "HEAD"]),
     ]
     base = Route(session.base_path, _probe, methods=["GET", "HEAD"])
     return Starlette(routes=[base, Mount(session.base_path, routes=routes)])
 
 
-async def _answer(session: Session, keep_alive_s: float, protocol: WireProtocol, request: Request) -> ASGIApp:
+def _gemini_routes(session: Session, model: str, answering: Callable[..., Awaitable[ASGIApp]]) -> Iterator[Route]:
+    """In this API the URL names the model, and the method says whether to stream."""
+
+    async def answer(stream: bool, request: Request) -> ASGIApp:
+        protocol = Gemini(request.path_params["model"], stream)
+        if stream and request.query_params.get("alt") != "sse":
+            return error_response(protocol, invalid("streams are server-sent events only: ask for alt=sse"))
+        return await answering(protocol, request)
+
+    models = Gemini().models_body(model)
+    for version in ("v1beta", "v1"):
+        at = f"/{version}/models/{{model}}"
+        yield Route(f"{at}:generateContent", partial(answer, False), methods=["POST"])
+        yield Route(f"{at}:streamGenerateContent", partial(answer, True), methods=["POST"])
+        yield Route(f"{at}:countTokens", partial(_count_tokens, session, Gemini()), methods=["POST"])
+    yield Route("/v1beta/models", partial(_list_models, models), methods=["GET"])
+    yield Route("/v1beta/models/{model}", partial(_list_models, models["models"][0]), methods=["GET"])
+
+
+async def _answer(
+    session: Session, keep_alive_s: float, strict: bool, protocol: WireProtocol, request: Request
+) -> ASGIApp:
+    stream = "text/event-stream" in request.headers.get("accept", "")
     try:
         body = await _read_body(session, request)
         wire = protocol.parse_request(body)
+        stream = wire.conversation.stream
+        if strict and wire.unlisted:
+            raise FieldUnlisted(wire.unlisted[0])
         call = await session.open_call(
             protocol=protocol.name,
             request=wire,
@@ -86,7 +127,7 @@ async def _answer(session: Session, keep_alive_s: float, protocol: WireProtocol,
             num_bytes=len(body),
         )
     except WireError as error:
-        return error_response(protocol, error)
+        return _refusal(protocol, error, stream)
     assert call.prompt is not None, "an open call was prepared"
     head = ReplyHead(
         id=f"{call.call_id:08d}",
@@ -105,13 +146,36 @@ async def _answer(session: Session, keep_alive_s: float, protocol: WireProtocol,
     )
 
 
-async def _count_tokens(session: Session, protocol: Anthropic, request: Request) -> Response:
+async def _count_tokens(session: Session, protocol: Anthropic | Gemini, request: Request) -> Response:
     try:
         body = await _read_body(session, request)
         wire = protocol.parse_request(body)
-        return json_response({"input_tokens": await session.count_tokens(wire.conversation, len(body))})
+        return json_response(protocol.count_body(await session.count_tokens(wire.conversation, len(body))))
     except WireError as error:
         return error_response(protocol, error)
+
+
+def _refusal(protocol: WireProtocol, error: WireError, stream: bool) -> Response:
+    """What a request hears that no call was opened for. Of Responses' streams, Codex knows an overflow in them only."""
+    if not (stream and isinstance(protocol, OpenAIResponses) and isinstance(error, ContextOverflow)):
+        return error_response(protocol, error)
+    head = ReplyHead(id="none", model="", created=int(time.time()), input_tokens=error.num_tokens)
+    events = protocol.opening_event(head) + protocol.error_event(head, error)
+    return Response(events, media_type="text/event-stream")
+
+
+async def _models(model: str, request: Request) -> Response:
+    return json_response(_lister(request).models_body(model))
+
+
+async def _model(request: Request) -> Response:
+    """Any name will do, as it does in a request."""
+    return json_response(_lister(request).model_body(request.path_params["model"]))
+
+
+def _lister(request: Request) -> Anthropic | OpenAIChat:
+    """Two protocols have the same path for their models, and one of them a header that tells it."""
+    return Anthropic() if "anthropic-version" in request.headers else OpenAIChat()
 
 
 async def _list_models(body: Json, request: Request) -> Response:

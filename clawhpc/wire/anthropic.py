@@ -89,6 +89,10 @@ class Anthropic:
         """`error`."""
         return server_sent_event(self.error_body(error)[1], "error")
 
+    def count_body(self, num_tokens: int) -> Json:
+        """The answer to `/v1/messages/count_tokens`."""
+        return {"input_tokens": num_tokens}
+
     def models_body(self, model: str) -> Json:
         """The list of models: one."""
         return {"data": [self.model_body(model)], "has_more": False, "first_id": model, "last_id": model}

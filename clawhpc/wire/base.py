@@ -183,7 +183,7 @@ def parse_arguments(arguments: str) -> Any:
 FORM_FIELDS = frozenset({"stream", "stream_options"})
 """They say how to send the answer, not what to answer: a harness's plain fallback differs in them."""
 
-_CONTENT_TYPE = re.compile(r"Invalid value ('[^']*') - at `(\$.*content\[\d+\])\.type`")
+_CONTENT_TYPE = re.compile(r"Invalid value ('[^']*') - at `(\$.*(?:content|output)\[\d+\])\.type`")
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 

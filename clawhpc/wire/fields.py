@@ -25,12 +25,12 @@ class FieldUse(StrEnum):
     """It is part of the prompt."""
     HONOURED = "honoured"
     """It decides how the reply is drawn or written."""
-    IGNORED = "ignored"
-    """It changes nothing, on purpose."""
     OVERRIDDEN = "overridden"
     """The campaign decides it. A request that asks for something is recorded and counted."""
     REFUSED = "refused"
     """A request that asks for it gets an error that names it."""
+    IGNORED = "ignored"
+    """It changes nothing, on purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)

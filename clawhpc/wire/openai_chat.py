@@ -9,30 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clawhpc.records import Reply, ToolCall, Usage
-from clawhpc.wire.base import (
-    ContextOverflow,
-    ErrorKind,
-    FieldRefused,
-    FieldUnlisted,
-    Json,
-    ReplyHead,
-    WireError,
-    WireRequest,
-    server_sent_event,
-)
+from clawhpc.wire.base import Json, ReplyHead, WireError, WireRequest, server_sent_event
 from clawhpc.wire.openai_chat_request import FIELDS, read_request
+from clawhpc.wire.openai_errors import openai_error
 
 DONE = b"data: [DONE]\n\n"
-
-ERRORS: dict[ErrorKind, tuple[int, str, str | None]] = {
-    ErrorKind.INVALID: (400, "invalid_request_error", None),
-    ErrorKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
-    ErrorKind.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
-    ErrorKind.CONTEXT: (400, "invalid_request_error", "context_length_exceeded"),
-    ErrorKind.LIMIT: (400, "invalid_request_error", "rollout_limit_reached"),
-    ErrorKind.OVERLOADED: (503, "server_error", "overloaded"),
-}
-"""Kind -> status, type, code."""
 
 
 class OpenAIChat:
@@ -77,16 +58,8 @@ class OpenAIChat:
         yield DONE
 
     def error_body(self, error: WireError) -> tuple[int, Json]:
-        """The API's own error object. Harnesses compact when they read the code or the message of an overflow."""
-        status, error_type, code = ERRORS[error.kind]
-        message, param = str(error), None
-        if isinstance(error, ContextOverflow):
-            message, param = _overflow_message(error), "messages"
-        elif isinstance(error, FieldUnlisted):
-            message, param, code = f"Unknown parameter: '{error.path}'.", error.path, "unknown_parameter"
-        elif isinstance(error, FieldRefused):
-            param, code = error.path, "unsupported_parameter"
-        return status, {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+        """The API's own error object."""
+        return openai_error(error, "messages")
 
     def error_event(self, head: ReplyHead, error: WireError) -> bytes:
         """The error object in place of a chunk."""
@@ -137,10 +110,3 @@ def _usage(usage: Usage) -> Json:
         "total_tokens": usage.input_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def _overflow_message(error: ContextOverflow) -> str:
-    return (
-        f"This model's maximum context length is {error.maximum} tokens. However, your messages resulted in "
-        f"{error.num_tokens} tokens. Please reduce the length of the messages."
-    )

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clawhpc.records import Reply, ToolCall, Usage
-from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ErrorKind, ReplyHead, WireError, WireProtocol
-from clawhpc.wire.gemini import Gemini
-from clawhpc.wire.openai_chat import OpenAIChat
 from clawhpc.wire.openai_chat_request import ChatForm
+from clawhpc.wire.openai_responses_request import ResponsesForm
+from clawhpc.wire.openai_responses_tools import OfferedTool
+from clawhpc.wire.protocols import PROTOCOLS
 
 FOLDER = Path(__file__).with_name("wire")
-PROTOCOLS: tuple[WireProtocol, ...] = (Anthropic(), OpenAIChat(), Gemini())
-HEAD = ReplyHead(
-    id="00000007",
-    model="policy",
-    created=1_790_000_000,
-    input_tokens=41,
-    form=ChatForm(usage_in_stream=True),
-)
+HEAD = ReplyHead(id="00000007", model="policy", created=1_790_000_000, input_tokens=41)
+FORMS: dict[str, Any] = {
+    "openai_chat": ChatForm(usage_in_stream=True),
+    "openai_responses": ResponsesForm(
+        tools={
+            "mcp__lab__add": OfferedTool(name="add", namespace="mcp__lab"),
+            "apply_patch": OfferedTool(name="apply_patch", freeform=True),
+        },
+        encrypted_reasoning=True,
+    ),
+}
 USAGE = Usage(input_tokens=41, output_tokens=17, cached_tokens=32)
 
 REPLIES = {
@@ -33,17 +38,32 @@ REPLIES = {
         ),
         finish_reason="tool_calls",
     ),
+    "tools_of_other_forms": Reply(
+        tool_calls=(
+            ToolCall(id="toolu_1", name="mcp__lab__add", arguments='{"a": 1}'),
+            ToolCall(id="toolu_2", name="apply_patch", arguments='{"input": "*** Begin Patch\\n*** End Patch"}'),
+            ToolCall(id="toolu_3", name="apply_patch", arguments='{"patch": ""}'),
+        ),
+        finish_reason="tool_calls",
+    ),
     "cut_by_length": Reply(text="Once upon", finish_reason="length"),
+    "ended_by_stop_string": Reply(text="Once upon", stop_sequence=" a time"),
     "empty": Reply(),
 }
 
 
+def head_of(protocol: WireProtocol) -> ReplyHead:
+    """The head of an answer, in the form that the protocol asks for."""
+    return replace(HEAD, form=FORMS.get(protocol.name))
+
+
 def render_streams(protocol: WireProtocol) -> dict[str, bytes]:
     """Name -> the whole stream, with one keep-alive before the turn."""
-    opening = protocol.opening_event(HEAD) + protocol.keep_alive_event(HEAD)
-    streams = {name: opening + b"".join(protocol.turn_events(HEAD, reply, USAGE)) for name, reply in REPLIES.items()}
+    head = head_of(protocol)
+    opening = protocol.opening_event(head) + protocol.keep_alive_event(head)
+    streams = {name: opening + b"".join(protocol.turn_events(head, reply, USAGE)) for name, reply in REPLIES.items()}
     error = WireError(ErrorKind.OVERLOADED, "the model is overloaded, try again later")
-    return {**streams, "engine_error": opening + protocol.error_event(HEAD, error)}
+    return {**streams, "engine_error": opening + protocol.error_event(head, error)}
 
 
 def golden_path(protocol: WireProtocol, name: str) -> Path:
