@@ -109,6 +109,7 @@ class Trace:
 
     calls: tuple[CallRecord, ...] = ()
     limit: str | None = None
+    limit_detail: str = ""
     overflow: ContextOverflow | None = None
     """The last prompt that did not fit the window."""
     exec_result: ExecResult | None = None
@@ -166,7 +167,8 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
             with trace.phase("settle", ProxyError, deadline):
                 await session.settle(parts.limits.settle_s)
         finally:
-            trace.calls, trace.limit, trace.overflow = session.calls(), session.limit, session.overflow
+            trace.calls, trace.overflow = session.calls(), session.overflow
+            trace.limit, trace.limit_detail = session.limit, session.limit_detail
         if session.failure is not None:
             raise session.failure
     with trace.phase("settle", EngineError, deadline - TEARDOWN_S):
@@ -260,10 +262,14 @@ def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_u
 
 
 async def check_engine(trace: Trace, responder: Responder) -> None:
-    """Raise EngineError where calls were left without an answer because the engine hangs.
+    """Raise EngineError where the time ran out that the engine took: it hangs, or was lost on the way.
 
-    Where it draws, they were long: a policy that does not come to an end has its timeout, and learns from it.
+    Where it draws, calls that were left without an answer were long: a policy that does not come to an end has its
+    timeout, and learns from it.
     """
+    incidents = [incident for call in trace.calls for incident in call.incidents]
+    if incidents and trace.exec_result is not None and trace.exec_result.timed_out:
+        raise EngineError(f"the harness ran out of time, some of which the engine took: {'; '.join(incidents)[:500]}")
     if cancelled_calls(trace):
         await responder.check_drawing(within_s=ENGINE_CHECK_S)
 
@@ -295,7 +301,7 @@ def check_machine(trace: Trace, limits: Limits) -> None:
 def ending(trace: Trace) -> tuple[Outcome, str]:
     """How a rollout ended in which every part did its work, and why, for a person."""
     if trace.limit is not None:
-        return Outcome.LIMIT, trace.limit
+        return Outcome.LIMIT, trace.limit_detail
     result = trace.exec_result
     assert result is not None, "without a limit or a failure the harness has run to its end"
     if result.timed_out:

@@ -24,6 +24,8 @@ from clawhpc.records import FinishReason, Generation, VersionSpan
 FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 LOWEST_LOGPROB = -9999.0
 """What vLLM sends in place of -inf and NaN, and where it has no value: no sampled token can have it."""
+HEALTH_S = 10.0
+"""A server that is well says so at once, one that has died is refused at once; more is a hang."""
 KEEPALIVE_S = 2.0
 """Idle connections are dropped before the server drops them (5 s), so that no request is written to a closed one."""
 
@@ -45,13 +47,24 @@ class Engine(Protocol):
         """What the policy draws after `prompt_ids`, however long that takes.
 
         Cancelling the scope aborts the request in the engine. Raises `PromptTooLong` where no token fits after the
-        prompt, `EngineError` for every other failure.
+        prompt, `EngineLost` where it may be asked again, `EngineError` for every other failure.
+        """
+        ...
+
+    async def recover(self) -> None:
+        """Return when an engine that was lost can be asked again, however long that takes.
+
+        Raises EngineError when it does not come back.
         """
         ...
 
     async def check_drawing(self, *, within_s: float) -> None:
         """Raise EngineError unless the engine answers anybody, within this time before or after the call."""
         ...
+
+
+class EngineLost(EngineError):
+    """The engine went away, or let go of a request, before it was answered: asked again, it may well draw it."""
 
 
 class PromptTooLong(EngineError):
@@ -130,6 +143,10 @@ class VllmEngine:
         self._check_trust()
         return _generation(prompt_ids, answer, self._num_token_ids)
 
+    async def recover(self) -> None:
+        """See `Engine`. Nobody starts this one again: it is well, or it does not come back."""
+        await self.check_health(timeout_s=HEALTH_S)
+
     async def check_drawing(self, *, within_s: float) -> None:
         """See `Engine`. Asks for one token where nobody has been answered lately: vLLM's `/health` sees no hang."""
         if anyio.current_time() - self._answered_at <= within_s:
@@ -183,11 +200,12 @@ class VllmEngine:
         except TimeoutError as error:
             raise EngineError(f"the engine gave no answer to {path} within {timeout_s:g} s{self._more()}") from error
         except httpx2.TransportError as error:
-            raise EngineError(f"the engine is gone: {type(error).__name__} at {path}{self._more()}") from error
+            raise EngineLost(f"the engine is gone: {type(error).__name__} at {path}{self._more()}") from error
+        answered = f"the engine answered {response.status_code} to {path}: {_reason(response.content)}"
+        if response.is_server_error:  # all that a server says whose core has died
+            raise EngineLost(answered + self._more())
         if response.status_code != httpx2.codes.OK:
-            more = self._more() if response.is_server_error else ""  # a refusal says all there is to say
-            reason = _reason(response.content) + more
-            raise EngineError(f"the engine answered {response.status_code} to {path}: {reason}")
+            raise EngineError(answered)
         return response.content
 
     def _more(self) -> str:

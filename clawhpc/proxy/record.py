@@ -41,6 +41,8 @@ class OpenCall:
     response: Response | None = None
     error: WireError | None = None
     """What the harness hears when there is no response."""
+    incidents: list[str] = field(default_factory=list)
+    """See `CallRecord`."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Around rendering and draw."""
     prepared: anyio.Event = field(default_factory=anyio.Event)
@@ -142,4 +144,5 @@ class CallMemory:
             engine_s=response.engine_s if response else 0.0,
             delivered=False,
             failure=failure,
+            incidents=tuple(call.incidents),
         )

@@ -14,10 +14,9 @@ from typing import Protocol
 
 import anyio
 
-from clawhpc.engine.client import Engine, PromptTooLong, SamplingParams
+from clawhpc.engine.client import Engine, EngineLost, PromptTooLong, SamplingParams
 from clawhpc.engine.parse import parse_reply
 from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
-from clawhpc.errors import EngineError
 from clawhpc.records import Conversation, Generation, Reply, Usage
 from clawhpc.wire.base import ContextOverflow
 
@@ -88,8 +87,13 @@ class Responder(Protocol):
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
         """The answer. Cancelling the scope aborts it in the engine.
 
-        Raises `EngineError`, and `ContextOverflow` where only the engine knows its window.
+        Raises `EngineError`, and `ContextOverflow` where only the engine knows its window. After `EngineLost` the same
+        may be asked again, once `recover` has returned.
         """
+        ...
+
+    async def recover(self) -> None:
+        """See `Engine.recover`."""
         ...
 
     async def check_drawing(self, *, within_s: float) -> None:
@@ -139,7 +143,7 @@ class PolicyResponder:
             raise ContextOverflow(error.num_tokens, error.maximum) from error
         engine_s = anyio.current_time() - start
         if generation.finish_reason == "cancelled":
-            raise EngineError(f"the engine gave up request {draw.request_id}")
+            raise EngineLost(f"the engine gave up request {draw.request_id}")
         reply = parse_reply(
             self.renderer,
             generation.completion_ids,
@@ -148,6 +152,10 @@ class PolicyResponder:
             new_id=partial(next, (f"call_{draw.call_id}_{at}" for at in count())),
         )
         return Response(reply=reply, generation=generation, engine_s=engine_s)
+
+    async def recover(self) -> None:
+        """See `Engine.recover`."""
+        await self.engine.recover()
 
     async def check_drawing(self, *, within_s: float) -> None:
         """See `Engine.check_drawing`."""
@@ -184,6 +192,9 @@ class ScriptedResponder:
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
         """What the script says."""
         return Response(reply=self.script(prompt.conversation), generation=None)
+
+    async def recover(self) -> None:
+        """A script is never lost."""
 
     async def check_drawing(self, *, within_s: float) -> None:
         """A script does not hang."""

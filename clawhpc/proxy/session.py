@@ -6,6 +6,9 @@ connection broke. The same request after a delivered answer is a new call.
 
 A request is matched and numbered at once, in order of arrival. A long one is rendered in a thread, from what was known
 when it was matched: the loop, which all rollouts of a worker share, goes on meanwhile.
+
+An engine that is lost in mid-call is waited for, while the harness waits for its answer; then the reply is drawn again,
+whole and from the same seed.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from clawhpc.errors import BoundaryError, ProxyError, boundary
+from clawhpc.engine.client import EngineLost
+from clawhpc.errors import BoundaryError, EngineError, ProxyError, boundary
 from clawhpc.proxy.record import CallMemory, OpenCall
-from clawhpc.proxy.respond import Draw, Prompt, Responder
+from clawhpc.proxy.respond import Draw, Prompt, Responder, Response
 from clawhpc.records import CallRecord, CallRole, Conversation, Limits
 from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError, WireRequest
 
@@ -31,6 +36,18 @@ Classify = Callable[[Mapping[str, str], Conversation], tuple[CallRole, dict[str,
 
 MAX_OVERFLOWS = 3
 """A harness compacts when a prompt does not fit; one that sends a third such prompt in a row is not helped by it."""
+ANSWERS_THAT_HELP = 2
+"""Of the main loop, before a prompt that does not fit is no longer in a row with the last one. A single answer may be
+the compaction itself, which not every harness lets us tell from its main loop: some would compact for ever.
+"""
+MAX_IN_FLIGHT = 16
+"""Calls of one rollout at a time. A harness asks for a few subagents at once; the engine and its host belong to all."""
+REQUESTS_PER_CALL = 20
+"""Requests of one rollout, for each call that it may make: retries, token counts and refused ones included. A harness
+that sends more has gone mad, and would do so until its time is up.
+"""
+MAX_DRAWS = 3
+"""Of one reply. A prompt that an engine dies of would otherwise take all of them."""
 CANCELLED = "cancelled"
 """`CallRecord.failure` of a call that was still open when its session was settled."""
 BYTES_PER_TOKEN = 64
@@ -47,7 +64,9 @@ class Session:
     """The calls of one rollout. All methods belong to one event loop; nothing here knows of HTTP."""
 
     limit: str | None = None
-    """The limit that the rollout has reached: `calls`, `sampled_tokens` or `context`."""
+    """The limit that the rollout has reached: `calls`, `sampled_tokens`, `context` or `requests`."""
+    limit_detail: str = ""
+    """The same for a person, with its figures."""
     overflow: ContextOverflow | None = None
     """The last prompt that did not fit the window."""
     failure: BoundaryError | None = None
@@ -74,7 +93,11 @@ class Session:
         self._in_flight: dict[int, OpenCall] = {}
         self._renderer = anyio.CapacityLimiter(1)
         """One thread for each session: no harness can keep more than that busy."""
-        self._num_calls = self._num_sampled = self._num_overflows = 0
+        self.reading = anyio.Lock(fast_acquire=True)
+        """Held while a request is parsed: between any two of this rollout the loop serves the others."""
+        self._num_requests = self._num_calls = self._num_sampled = 0
+        self._num_overflows = self._num_answers = 0
+        """Overflows in a row, and answers to the main loop since the last one."""
         self._ended = False
         self._stopped = anyio.Event()
 
@@ -85,6 +108,14 @@ class Session:
     async def wait_stopped(self) -> None:
         """Return when a limit is reached or a part has failed: the harness need not run on."""
         await self._stopped.wait()
+
+    def admit_request(self) -> None:
+        """Count a request before it is read. Raises `WireError` after the end, and for far more than calls can need."""
+        self._refuse_after_end()
+        self._num_requests += 1
+        if self._num_requests > REQUESTS_PER_CALL * self._limits.max_calls:
+            self._reach("requests", f"{self._num_requests} for {self._num_calls} calls")
+            raise self._limit_error()
 
     @property
     def max_bytes(self) -> float:
@@ -166,14 +197,17 @@ class Session:
             raise WireError(ErrorKind.NOT_FOUND, "this session has ended")
 
     def _refuse_beyond_limits(self) -> None:
-        if self.failure is not None:
+        if self.failure is not None or len(self._in_flight) >= MAX_IN_FLIGHT:
             raise _overloaded()
         if self._num_calls >= self._limits.max_calls:
-            self._stop(limit="calls")
+            self._reach("calls", f"all {self._num_calls} were made")
         elif self._num_sampled >= self._limits.max_sampled_tokens:
-            self._stop(limit="sampled_tokens")
+            self._reach("sampled_tokens", f"{self._num_sampled} were drawn in {self._num_calls} calls")
         if self.limit is not None:
-            raise WireError(ErrorKind.LIMIT, f"this session has reached its limit: {self.limit}")
+            raise self._limit_error()
+
+    def _limit_error(self) -> WireError:
+        return WireError(ErrorKind.LIMIT, f"this session has reached its limit: {self.limit}")
 
     def _new_call(
         self,
@@ -231,19 +265,48 @@ class Session:
             call.done.set()
 
     async def _answer(self, call: OpenCall) -> None:
-        assert call.prompt is not None, "a call is drawn after it was prepared"
-        draw = Draw(
-            call_id=call.call_id,
-            request_id=f"{self._request_prefix}-{call.call_id}",
-            seed=derive_seed(self._seed, call.call_id),
-            max_tokens=self._limits.max_sampled_tokens - self._num_sampled,
-        )
-        response = await self._responder.respond(call.prompt, draw)
+        started = anyio.current_time()
+        response = await self._draw(call)
+        if call.incidents:
+            response = replace(response, engine_s=anyio.current_time() - started)
         self._memory.keep(call, response, ended=anyio.current_time())
         self._num_sampled += response.usage.output_tokens
         if call.role is CallRole.MAIN:  # the answer to a compaction does not say yet that it has helped
-            self._num_overflows = 0
+            self._num_answers += 1
+            if self._num_answers >= ANSWERS_THAT_HELP:
+                self._num_overflows = 0
         call.response = response
+
+    async def _draw(self, call: OpenCall) -> Response:
+        """The answer of the engine; where that is lost, a whole one of the engine that comes back."""
+        assert call.prompt is not None, "a call is drawn after it was prepared"
+        num_draws = 1
+        while True:
+            draw = Draw(
+                call_id=call.call_id,
+                request_id=f"{self._request_prefix}-{call.call_id}-{num_draws}",
+                seed=derive_seed(self._seed, call.call_id),
+                max_tokens=self._limits.max_sampled_tokens - self._num_sampled,
+            )
+            try:
+                return await self._responder.respond(call.prompt, draw)
+            except EngineLost as lost:
+                await self._wait_for_engine(call, num_draws, lost)
+            num_draws += 1
+
+    async def _wait_for_engine(self, call: OpenCall, num_draws: int, lost: EngineLost) -> None:
+        """Return when the reply can be drawn again. Raises EngineError when it cannot, or was drawn often enough."""
+        call.incidents.append(f"draw {num_draws} was lost: {lost}")
+        if num_draws == MAX_DRAWS:
+            raise EngineError(f"a reply was lost {num_draws} times, at last: {lost}") from lost
+        limit_s, start = self._limits.engine_wait_s, anyio.current_time()
+        try:
+            with anyio.fail_after(limit_s):
+                await self._responder.recover()
+        except TimeoutError as error:
+            raise EngineError(f"{lost}; it was not back within {limit_s:g} s") from error
+        away_s = anyio.current_time() - start
+        call.incidents.append(f"the engine was back after {away_s:.1f} s, and the whole reply was drawn again")
 
     def _give_up(self, call: OpenCall, error: WireError) -> None:
         call.error = error
@@ -255,8 +318,9 @@ class Session:
     def _note_overflow(self, overflow: ContextOverflow) -> None:
         self.overflow = overflow
         self._num_overflows += 1
+        self._num_answers = 0
         if self._num_overflows >= MAX_OVERFLOWS:
-            self._stop(limit="context")
+            self._reach("context", f"{self._num_overflows} times what was sent did not fit, at last a {overflow}")
 
     @contextmanager
     def _failures_stop(self, what: str) -> Iterator[None]:
@@ -265,12 +329,14 @@ class Session:
             with boundary(ProxyError, what):
                 yield
         except BoundaryError as error:
-            self._stop(failure=error)
+            self.failure = self.failure or error
+            self._stopped.set()
             raise _overloaded() from error
 
-    def _stop(self, *, limit: str | None = None, failure: BoundaryError | None = None) -> None:
-        self.limit = self.limit or limit
-        self.failure = self.failure or failure
+    def _reach(self, limit: str, detail: str) -> None:
+        """The rollout has used up what it may: the first limit counts."""
+        if self.limit is None:
+            self.limit, self.limit_detail = limit, f"{limit}: {detail}"
         self._stopped.set()
 
 

@@ -29,13 +29,17 @@ class Limits:
     """Of `deadline_s`, kept for settle, verify and teardown: what these take, if all goes slowly."""
     settle_s: float = 2.0
     """How long calls may go on after the harness has ended, before they are cancelled."""
+    engine_wait_s: float = 60.0
+    """How long a call waits for an engine that was lost to come back, with the harness kept waiting; at most to the end
+    of the rollout's own time.
+    """
     max_calls: int = 50
     max_sampled_tokens: int = 32_000
     max_live_leaves: int = 8
     """Live leaves of one conversation, after dead leaves and roles are dropped; more is `over_branched` (law 4)."""
 
     def __post_init__(self) -> None:
-        at_least(self, deadline_s=1, settle_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
+        at_least(self, deadline_s=1, settle_s=0, engine_wait_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
         least_s = self.settle_s + LEAST_VERIFY_S + TEARDOWN_S
         if not self.reserve_s >= least_s:
             raise ValueError(

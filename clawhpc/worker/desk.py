@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import anyio
+from anyio.abc import TaskGroup
+
+from clawhpc.engine.client import Engine, EngineLost, SamplingParams
 from clawhpc.engine.render import ChatRenderer
-from clawhpc.errors import EngineError
+from clawhpc.errors import ClawError, EngineError, UserError
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling, Responder, ScriptedResponder
-from clawhpc.records import GroupPlan, PolicyVersion, StepPlan
+from clawhpc.records import Generation, GroupPlan, PolicyVersion, StepPlan
 from clawhpc.serve.server import PolicyServer, serve_policy
 from clawhpc.store import read_policy
 from clawhpc.tasks.oracle import oracle_reply, task_solution
@@ -22,11 +27,6 @@ from clawhpc.worker.settings import WorkerSpec
 
 class Desk(Protocol):
     """What a worker asks for."""
-
-    @property
-    def broken(self) -> bool:
-        """No rollout should start before the next `make_ready`."""
-        ...
 
     @property
     def engine_cpu_s(self) -> float:
@@ -42,8 +42,49 @@ class Desk(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class HeldEngine:
+    """One engine from its start to its end, in a task of its own: who waits for it and is cancelled leaves it alone."""
+
+    server: PolicyServer | None = None
+    """None before it is up and after it is gone."""
+    error: ClawError | None = None
+    """Why it did not come up."""
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    """Set when it is up, or did not come up."""
+    unwanted: anyio.Event = field(default_factory=anyio.Event)
+    gone: anyio.Event = field(default_factory=anyio.Event)
+    """Set when nothing is left of it."""
+
+    async def hold(self, serving: AbstractAsyncContextManager[PolicyServer]) -> None:
+        """Keep it until it is unwanted."""
+        try:
+            async with serving as self.server:
+                self.ready.set()
+                await self.unwanted.wait()
+        except ClawError as error:
+            self.error = error
+        finally:
+            self.server = None
+            self.ready.set()
+            self.gone.set()
+
+    async def is_well(self) -> bool:
+        """It is up and says so; one that is coming up is waited for."""
+        await self.ready.wait()
+        with suppress(EngineError):
+            if self.server is not None and self.server.alive:
+                await self.server.engine.recover()
+                return True
+        return False
+
+
 class PolicyDesk:
-    """The policy in the engine answers, or for `capture` plans the oracle. An engine that dies is started again."""
+    """The policy in the engine answers, or for `capture` plans the oracle.
+
+    An engine that dies is started again, with the weights that its plan names, as soon as a call or a rollout asks for
+    it; the calls that it left without an answer wait meanwhile.
+    """
 
     def __init__(
         self,
@@ -51,63 +92,65 @@ class PolicyDesk:
         paths: RunPaths,
         worker_id: str,
         ledger: Ledger,
-        stack: AsyncExitStack,
+        tasks: TaskGroup,
         serve: Callable[..., AbstractAsyncContextManager[PolicyServer]] = serve_policy,
     ) -> None:
+        """`tasks`: its end is the end of the engine."""
         self._spec = spec
         self._paths = paths
         self._engine_log = paths.workers / worker_id / "engine.log"
         self._ledger = ledger
-        self._stack = stack
+        self._tasks = tasks
         self._serve = serve
-        self._server: PolicyServer | None = None
+        self._held = HeldEngine()
+        self._held.ready.set()
+        self._held.gone.set()
+        self._policy: PolicyVersion | None = None
         self._renderer: ChatRenderer | None = None
         self._num_starts = 0
+        self._changing = anyio.Lock()
+        """Held while the engine or its weights are changed."""
 
     @property
-    def broken(self) -> bool:
-        """The engine has died."""
-        return self._server is not None and not self._server.alive
+    def server(self) -> PolicyServer | None:
+        """The engine that can be asked now."""
+        return self._held.server
 
     @property
     def engine_cpu_s(self) -> float:
         """CPU seconds of the engine that runs; of one that has died nothing is known."""
-        return self._server.cpu_s if self._server is not None else 0.0
+        return self.server.cpu_s if self.server is not None else 0.0
 
     async def make_ready(self, plan: StepPlan) -> None:
         """The engine holds the weights that `plan` names. Raises EngineError when it has died too often."""
-        if plan.phase == "capture":
+        if plan.phase == "capture" or self._holds(plan.policy_step):
             return
-        policy = read_policy(self._paths.policy(plan.policy_step))
-        if self._server is None or not self._server.alive:
-            await self._start(policy)
-        elif self._server.policy_step != policy.step:
-            await self._server.load(policy)
+        async with self._changing:
+            await self._held.ready.wait()
+            self._policy = read_policy(self._paths.policy(plan.policy_step))
+            if self.server is None or not self.server.alive:
+                await self._replace(self._policy)
+            elif self.server.policy_step != plan.policy_step:
+                await self.server.load(self._policy)
 
-    async def _start(self, policy: PolicyVersion) -> None:
-        self._num_starts += 1
-        if self._num_starts > self._spec.worker.max_engine_starts:
-            raise EngineError(f"the engine has died {self._num_starts - 1} times; its log: {self._engine_log}")
-        self._server = await self._stack.enter_async_context(
-            self._serve(
-                self._spec.engine,
-                policy,
-                socket=self._ledger.scratch / f"engine{self._num_starts}",
-                log=self._engine_log,
-                environment=self._ledger.environment,
-                cache_dir=Path(self._spec.cache_dir) / "vllm",
-            )
-        )
-        self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
+    async def recover(self) -> None:
+        """Return when the engine can be asked, another one where the last is not well. Raises EngineError."""
+        async with self._changing:
+            assert self._policy is not None, "make_ready comes first"
+            if await self._held.is_well():
+                return
+            try:
+                await self._replace(self._policy)
+            except UserError as error:
+                raise EngineError(f"the engine did not start again: {error}") from error
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
         """The answers to one rollout's calls."""
         if plan.phase == "capture":
             return ScriptedResponder(script=partial(oracle_reply, task_solution(group.task)))
-        assert self._server is not None, "make_ready comes first"
-        assert self._renderer is not None, "the server is started with it"
+        assert self._renderer is not None, "make_ready comes first"
         return PolicyResponder(
-            engine=self._server.engine,
+            engine=StandingEngine(self),
             renderer=self._renderer,
             sampling=PolicySampling(
                 context_window=self._spec.engine.max_model_len,
@@ -115,3 +158,52 @@ class PolicyDesk:
                 temperature=plan.temperature,
             ),
         )
+
+    def _holds(self, policy_step: int) -> bool:
+        return self.server is not None and self.server.alive and self.server.policy_step == policy_step
+
+    async def _replace(self, policy: PolicyVersion) -> None:
+        """Another engine in place of the one that is held, which ends first: the memory is not for two."""
+        self._held.unwanted.set()
+        await self._held.gone.wait()
+        if self._num_starts == self._spec.worker.max_engine_starts:
+            raise EngineError(f"the engine has died {self._num_starts} times; its log: {self._engine_log}")
+        self._num_starts += 1
+        self._held = HeldEngine()
+        serving = self._serve(
+            self._spec.engine,
+            policy,
+            socket=self._ledger.scratch / f"engine{self._num_starts}",
+            log=self._engine_log,
+            environment=self._ledger.environment,
+            cache_dir=Path(self._spec.cache_dir) / "vllm",
+        )
+        self._tasks.start_soon(self._held.hold, serving)
+        await self._held.ready.wait()
+        if self._held.error is not None:
+            raise self._held.error
+        self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
+
+
+@dataclass(frozen=True)
+class StandingEngine:
+    """The engine of a worker's rollouts: whichever its desk holds when it is asked."""
+
+    desk: PolicyDesk
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """See `Engine`."""
+        return await self._now().generate(prompt_ids, params, request_id=request_id)
+
+    async def recover(self) -> None:
+        """See `Engine`."""
+        await self.desk.recover()
+
+    async def check_drawing(self, *, within_s: float) -> None:
+        """See `Engine`."""
+        await self._now().check_drawing(within_s=within_s)
+
+    def _now(self) -> Engine:
+        if self.desk.server is None:
+            raise EngineLost("the engine is being started again")
+        return self.desk.server.engine

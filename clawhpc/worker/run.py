@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
@@ -57,12 +56,12 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> None:
     for harness in harnesses.values():
         harness.check_install()
     with ungrouped():
-        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_when_told, worker_id, tasks.cancel_scope)
             sandbox = await open_sandbox(spec.sandbox, ledger=ledger, cache_dir=cache_dir)
             for folder in (Path(spec.run_root), cache_dir):
                 sandbox.check_hidden(folder)
-            desk = PolicyDesk(spec, paths, worker_id, ledger, stack)
+            desk = PolicyDesk(spec, paths, worker_id, ledger, tasks)
             worker = Worker(spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch)
             await worker.work()
             tasks.cancel_scope.cancel()
@@ -112,7 +111,7 @@ class Worker:
     async def _collect(self, plan: StepPlan) -> bool:
         """Collect the groups of `plan` that nobody else has; whether there was one.
 
-        What an engine that dies leaves undone stays claimed, and is taken up again when the plan is next looked at.
+        Before each rollout the engine is looked at. One that has died is started again; the rollouts under way wait.
         """
         claimed = 0
         async with anyio.create_task_group() as tasks:
@@ -123,9 +122,7 @@ class Worker:
                 await self._make_ready(plan)
                 for sample in missing_samples(self._paths, group):
                     await self._slots.acquire()
-                    if self._desk.broken:
-                        self._slots.release()
-                        break
+                    await self._make_ready(plan)
                     tasks.start_soon(self._collect_sample, plan, group, sample)
                 self._seal_if_whole(group)
         return claimed > 0

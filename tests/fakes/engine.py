@@ -61,6 +61,8 @@ class FakeEngine:
     """Draws wait for it."""
     hangs: bool = False
     """It answers nobody; else what waits is a long completion."""
+    back: anyio.Event | None = None
+    """One that was lost is back when it is set; None: at once."""
     delay_s: float = 0.0
     draw_ids: Callable[[str], Ids] = encode_reply
     """What is drawn to say a text, its stop token included."""
@@ -87,6 +89,10 @@ class FakeEngine:
         if isinstance(said, Generation):
             return said
         return draw(request.prompt_ids, self.draw_ids(said), params.max_tokens)
+
+    async def recover(self) -> None:
+        if self.back is not None:
+            await self.back.wait()
 
     async def check_drawing(self, *, within_s: float) -> None:
         if self.hangs:

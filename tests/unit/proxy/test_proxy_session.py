@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import anyio
 import pytest
 
-from clawhpc.engine.client import PromptTooLong
+from clawhpc.engine.client import EngineLost, PromptTooLong
 from clawhpc.errors import EngineError, ProxyError
 from clawhpc.proxy.respond import PolicySampling, ScriptedResponder
-from clawhpc.proxy.session import MAX_OVERFLOWS, derive_seed
+from clawhpc.proxy.session import ANSWERS_THAT_HELP, MAX_DRAWS, MAX_IN_FLIGHT, MAX_OVERFLOWS, derive_seed
 from clawhpc.records import CallRole, Limits, Message, Reply, ToolCall
 from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError
 from tests.fakes.caller import AGENT_HEADER, ask, echo, open_call, policy, session_of, text, tool_result, user
@@ -161,8 +162,79 @@ async def test_an_engine_failure_is_the_true_cause_and_stops_the_rollout() -> No
         assert len(engine.requests) == 1
 
 
-async def test_a_request_that_the_engine_gives_up_is_an_engine_failure() -> None:
-    engine = FakeEngine(replies(dataclasses.replace(draw((1,), (2, END), 9), finish_reason="cancelled")))
+async def test_an_engine_that_is_lost_in_mid_call_is_waited_for_and_draws_the_whole_reply_again() -> None:
+    engine = FakeEngine(replies(EngineLost("the engine is gone"), "hello"), back=anyio.Event())
+    async with session_of(policy(engine)) as session:
+        call = await open_call(session, user("hi"))
+        await anyio.wait_all_tasks_blocked()
+        assert not call.done.is_set()
+        assert engine.back is not None
+        engine.back.set()
+        await call.done.wait()
+        first, second = engine.requests
+        assert (first.prompt_ids, first.params) == (second.prompt_ids, second.params)
+        assert first.request_id != second.request_id, "an engine may still be letting go of the first"
+        (record,) = session.calls()
+        assert record.reply == Reply(text="hello")
+        assert record.tokens is not None
+        assert record.tokens.completion_ids == (*encode_drawn("hello"), END)
+        assert record.usage.output_tokens == 6
+        assert (session.failure, record.failure) == (None, "")
+        lost, back = record.incidents
+        assert lost == "draw 1 was lost: the engine is gone"
+        assert re.fullmatch(r"the engine was back after [\d.]+ s, and the whole reply was drawn again", back)
+
+
+async def test_a_request_that_the_engine_gives_up_is_drawn_again() -> None:
+    aborted = dataclasses.replace(draw((1,), (2, END), 9), finish_reason="cancelled")
+    engine = FakeEngine(replies(aborted, "hello"))
+    async with session_of(policy(engine)) as session:
+        await ask(session, user("hi"))
+        (record,) = session.calls()
+    assert record.tokens is not None
+    assert record.tokens.completion_ids == (*encode_drawn("hello"), END), "nothing of what was aborted"
+    assert "gave up request" in record.incidents[0]
+
+
+async def test_an_engine_that_does_not_come_back_in_time_is_an_overload_and_ends_the_rollout() -> None:
+    engine = FakeEngine(replies(EngineLost("the engine is gone")), back=anyio.Event())
+    async with session_of(policy(engine), limits=Limits(engine_wait_s=0.01)) as session:
+        call = await open_call(session, user("hi"))
+        with anyio.fail_after(2):
+            await session.wait_stopped()
+            await call.done.wait()
+        assert isinstance(session.failure, EngineError)
+        assert call.error is not None
+        assert call.error.kind is ErrorKind.OVERLOADED
+        (record,) = session.calls()
+        assert record.failure == "the engine is gone; it was not back within 0.01 s"
+        assert record.incidents == ("draw 1 was lost: the engine is gone",)
+
+
+async def test_a_call_that_waits_for_the_engine_is_cancelled_with_its_session() -> None:
+    engine = FakeEngine(replies(EngineLost("the engine is gone")), back=anyio.Event())
+    async with session_of(policy(engine)) as session:
+        await open_call(session, user("hi"))
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(2):
+            await session.settle(0.01)
+        (record,) = session.calls()
+    assert record.failure == "cancelled"
+    assert record.incidents == ("draw 1 was lost: the engine is gone",)
+
+
+async def test_a_reply_that_is_lost_again_and_again_is_not_drawn_for_ever() -> None:
+    engine = FakeEngine(lambda prompt: EngineLost("the engine is gone"))
+    async with session_of(policy(engine)) as session:
+        await (await open_call(session, user("hi"))).done.wait()
+        assert isinstance(session.failure, EngineError)
+        assert "lost 3 times" in str(session.failure)
+        assert len(engine.requests) == MAX_DRAWS
+
+
+async def test_a_request_that_the_engine_gives_up_again_and_again_is_an_engine_failure() -> None:
+    aborted = dataclasses.replace(draw((1,), (2, END), 9), finish_reason="cancelled")
+    engine = FakeEngine(lambda prompt: aborted)
     async with session_of(policy(engine)) as session:
         await (await open_call(session, user("hi"))).done.wait()
         assert isinstance(session.failure, EngineError)
@@ -195,6 +267,7 @@ async def test_a_limit_refuses_the_next_call_and_stops_the_rollout(limits: Limit
             await open_call(session, user("c"))
         assert caught.value.kind is ErrorKind.LIMIT
         assert session.limit == limit
+        assert session.limit_detail.startswith(f"{limit}: ")
         with anyio.fail_after(1):
             await session.wait_stopped()
 
@@ -232,8 +305,41 @@ async def test_a_harness_that_compacts_with_success_may_overflow_again_and_again
             for _ in range(MAX_OVERFLOWS - 1):
                 with pytest.raises(ContextOverflow):
                     await open_call(session, user("x" * 50))
-            await ask(session, user("short"))
+            for _ in range(ANSWERS_THAT_HELP):
+                await ask(session, user("short"))
         assert session.limit is None
+
+
+async def test_a_compaction_that_looks_like_the_main_loop_does_not_keep_a_loop_of_overflows_alive() -> None:
+    engine = FakeEngine(lambda prompt: "a summary")
+    async with session_of(policy(engine, PolicySampling(context_window=50))) as session:
+        for _ in range(MAX_OVERFLOWS):
+            assert session.limit is None
+            await ask(session, user("summarise"))
+            with pytest.raises(ContextOverflow):
+                await open_call(session, user("x" * 50))
+        assert session.limit == "context"
+        assert session.limit_detail == (
+            "context: 3 times what was sent did not fit, at last a prompt of 69 tokens, but the window holds 50"
+        )
+        assert len(engine.requests) == MAX_OVERFLOWS
+
+
+async def test_a_harness_gone_mad_has_no_more_calls_in_flight_than_its_share() -> None:
+    engine = FakeEngine(lambda prompt: "abc", gate=anyio.Event())
+    async with session_of(policy(engine), limits=Limits(max_calls=100)) as session:
+        for number in range(MAX_IN_FLIGHT):
+            await open_call(session, user(f"call {number}"))
+        with pytest.raises(WireError) as caught:
+            await open_call(session, user("one more"))
+        assert caught.value.kind is ErrorKind.OVERLOADED
+        assert (session.failure, session.limit) == (None, None)
+        joined = await open_call(session, user("call 3"))
+        assert engine.gate is not None
+        engine.gate.set()
+        await joined.done.wait()
+        await ask(session, user("one more"))
+        assert len(session.calls()) == MAX_IN_FLIGHT + 1
 
 
 async def test_an_answer_to_another_than_the_main_loop_does_not_show_that_it_was_helped() -> None:

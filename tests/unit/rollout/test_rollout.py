@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from clawhpc.engine.client import EngineLost
 from clawhpc.errors import EngineError, SandboxError
 from clawhpc.proxy.respond import PolicySampling
 from clawhpc.records import ExecResult, Limits, Outcome, RolloutRecord
@@ -160,6 +161,23 @@ async def test_a_first_reply_without_end_is_the_policys_doing_if_it_had_most_of_
             check_machine(trace, Limits(deadline_s=30, reserve_s=10))
 
 
+@pytest.mark.parametrize(
+    ("ended", "outcome"), [(OK, Outcome.COMPLETED), (TIMED_OUT, Outcome.ENGINE_FAILED)], ids=["in time", "too late"]
+)
+async def test_an_engine_that_was_lost_and_came_back_is_no_reward_of_the_policy_where_time_ran_out(
+    tmp_path: Path, ended: ExecResult, outcome: Outcome
+) -> None:
+    async def call_once(command: SandboxCommand) -> ExecResult:
+        assert await ask(command, "hello") == 200
+        return ended
+
+    engine = FakeEngine(replies(EngineLost("the engine is gone"), "late"))
+    record = await roll(tmp_path, FakeSandbox(call_once), policy(engine))
+    assert record.outcome is outcome
+    assert len(record.calls[0].incidents) == 2
+    assert record.trains == (outcome is Outcome.COMPLETED)
+
+
 @pytest.mark.parametrize("patience", [1, 3])
 async def test_a_window_too_small_for_the_first_prompt_is_a_failure_of_the_machine(
     tmp_path: Path, patience: int
@@ -199,7 +217,7 @@ async def test_a_limit_ends_the_harness_and_the_workspace_is_verified(tmp_path: 
             await anyio.lowlevel.checkpoint()
 
     record = await roll(tmp_path, FakeSandbox(loop), max_calls=2, deadline_s=60.0)
-    assert (record.outcome, record.detail) == (Outcome.LIMIT, "calls")
+    assert (record.outcome, record.detail) == (Outcome.LIMIT, "calls: all 2 were made")
     assert len(record.calls) == 2
     assert record.trains
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
+from clawhpc.engine.client import EngineLost, SamplingParams
 from clawhpc.errors import EngineError
 from clawhpc.paths import RunPaths
-from clawhpc.proxy.respond import ScriptedResponder
-from clawhpc.records import Limits, PolicyVersion, Probe, StepPlan
+from clawhpc.proxy.respond import PolicyResponder, ScriptedResponder
+from clawhpc.records import Generation, Limits, PolicyVersion, Probe, StepPlan
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import publish_policy
 from clawhpc.worker.desk import PolicyDesk
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
 from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.fakes.engine import draw
 from tests.fakes.records import make_group, make_task
 
 pytestmark = pytest.mark.anyio
@@ -28,15 +32,28 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class FakeServer:
-    """Holds one policy, and dies when it is told to."""
+    """Holds one policy, draws one token, and dies when it is told to."""
 
     policy_step: int
     alive: bool = True
+    well: bool = True
     cpu_s: float = 2.0
-    engine: object = None
+
+    @property
+    def engine(self) -> FakeServer:
+        return self
 
     async def load(self, policy: PolicyVersion) -> None:
         self.policy_step = policy.step
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        if not self.alive:
+            raise EngineLost("the engine is gone")
+        return draw(tuple(prompt_ids), (self.policy_step,), 1)
+
+    async def recover(self) -> None:
+        if not self.well:
+            raise EngineLost("it answers 503")
 
 
 @dataclass
@@ -44,11 +61,25 @@ class FakeServe:
     """In place of `serve_policy`: remembers the servers that it started."""
 
     servers: list[FakeServer] = field(default_factory=list)
+    open: int = 0
+    """Servers of which something is left."""
+    gate: anyio.Event | None = None
+    """Starts wait for it."""
+    refuses: bool = False
 
     @asynccontextmanager
     async def __call__(self, settings: EngineSettings, policy: PolicyVersion, **rest: Any) -> AsyncIterator[FakeServer]:
-        self.servers.append(FakeServer(policy.step))
-        yield self.servers[-1]
+        assert self.open == 0, "two engines at once"
+        self.open += 1
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.refuses:
+                raise EngineError("it did not start")
+            self.servers.append(FakeServer(policy.step))
+            yield self.servers[-1]
+        finally:
+            self.open -= 1
 
 
 def write_policies(paths: RunPaths, *steps: int) -> None:
@@ -64,7 +95,9 @@ def write_policies(paths: RunPaths, *steps: int) -> None:
         )
 
 
-def desk_of(tmp_path: Path, stack: AsyncExitStack, serve: FakeServe, **worker: Any) -> PolicyDesk:
+@asynccontextmanager
+async def desk_of(tmp_path: Path, serve: FakeServe, **worker: Any) -> AsyncIterator[PolicyDesk]:
+    """A desk, and nothing left of its engine afterwards."""
     spec = WorkerSpec(
         run_root=str(tmp_path),
         cache_dir=str(tmp_path),
@@ -76,7 +109,11 @@ def desk_of(tmp_path: Path, stack: AsyncExitStack, serve: FakeServe, **worker: A
         harnesses={},
     )
     ledger: Any = SimpleNamespace(scratch=tmp_path / "scratch", environment={})
-    return PolicyDesk(spec, RunPaths(tmp_path), "w0", ledger, stack, serve=serve)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            yield PolicyDesk(spec, RunPaths(tmp_path), "w0", ledger, tasks, serve=serve)
+            tasks.cancel_scope.cancel()
+    assert serve.open == 0
 
 
 def plan_of(policy_step: int, phase: Any = "train") -> StepPlan:
@@ -84,39 +121,112 @@ def plan_of(policy_step: int, phase: Any = "train") -> StepPlan:
     return StepPlan(phase=phase, step=0, policy_step=policy_step, temperature=0.5, groups=(group,))
 
 
+async def draw_by(desk: PolicyDesk) -> int:
+    """The one token that a rollout's engine draws: the policy step of its weights."""
+    responder = desk.responder(plan_of(0), plan_of(0).groups[0])
+    assert isinstance(responder, PolicyResponder)
+    generation = await responder.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+    return generation.completion_ids[0]
+
+
 async def test_the_engine_starts_once_and_then_loads_what_each_plan_names(tmp_path: Path) -> None:
     write_policies(RunPaths(tmp_path), 0, 1)
     serve = FakeServe()
-    async with AsyncExitStack() as stack:
-        desk = desk_of(tmp_path, stack, serve)
+    async with desk_of(tmp_path, serve) as desk:
         for step in (0, 0, 1):
             await desk.make_ready(plan_of(step))
             assert [server.policy_step for server in serve.servers] == [step]
         assert desk.engine_cpu_s == 2.0
         assert desk.responder(plan_of(1), plan_of(1).groups[0]).sampling.temperature == 0.5  # type: ignore[attr-defined]
+        assert await draw_by(desk) == 1
 
 
 async def test_an_engine_that_died_is_started_again_until_it_has_died_too_often(tmp_path: Path) -> None:
     write_policies(RunPaths(tmp_path), 0)
     serve = FakeServe()
-    async with AsyncExitStack() as stack:
-        desk = desk_of(tmp_path, stack, serve, max_engine_starts=2)
+    async with desk_of(tmp_path, serve, max_engine_starts=2) as desk:
         await desk.make_ready(plan_of(0))
         serve.servers[0].alive = False
-        assert desk.broken
         await desk.make_ready(plan_of(0))
-        assert not desk.broken
         serve.servers[1].alive = False
-        with pytest.raises(EngineError, match=r"has died 2 times.*engine\.log"):
-            await desk.make_ready(plan_of(0))
+        for ask_again in (partial(desk.make_ready, plan_of(0)), desk.recover):
+            with pytest.raises(EngineError, match=r"has died 2 times.*engine\.log"):
+                await ask_again()
+
+
+@pytest.mark.parametrize("end", ["alive", "well"])
+async def test_calls_that_lost_their_engine_wait_for_one_new_one_with_the_same_weights(
+    tmp_path: Path, end: str
+) -> None:
+    write_policies(RunPaths(tmp_path), 0, 1)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        await desk.make_ready(plan_of(1))
+        setattr(serve.servers[0], end, False)
+        serve.gate = anyio.Event()
+        drawn: list[int] = []
+
+        async def recover() -> None:
+            await desk.recover()
+            drawn.append(await draw_by(desk))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(recover)
+            await anyio.wait_all_tasks_blocked()
+            assert drawn == []
+            with pytest.raises(EngineLost, match="started again"):
+                await draw_by(desk)
+            serve.gate.set()
+        assert drawn == [1, 1, 1]
+        assert len(serve.servers) == 2
+
+
+async def test_an_engine_that_is_well_is_not_replaced(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        await desk.make_ready(plan_of(0))
+        await desk.recover()
+        assert len(serve.servers) == 1
+
+
+async def test_a_caller_that_is_cancelled_does_not_take_the_coming_engine_along(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve, max_engine_starts=2) as desk:
+        await desk.make_ready(plan_of(0))
+        serve.servers[0].alive = False
+        serve.gate = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.recover)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        serve.gate.set()
+        await desk.make_ready(plan_of(0))
+        assert len(serve.servers) == 2
+        assert await draw_by(desk) == 0
+
+
+async def test_an_engine_that_does_not_come_back_is_told_to_those_who_wait(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        await desk.make_ready(plan_of(0))
+        serve.servers[0].alive = False
+        serve.refuses = True
+        with pytest.raises(EngineError, match="did not start"):
+            await desk.recover()
+        serve.refuses = False
+        await desk.recover()
+        assert await draw_by(desk) == 0
 
 
 async def test_the_oracle_answers_a_capture_and_no_engine_starts(tmp_path: Path) -> None:
     serve = FakeServe()
     solved = {"family": "create", "slots": {"file": "a.txt", "line": "red"}}
     group = make_group(phase="capture", task=replace(make_task(), metadata=solved))
-    async with AsyncExitStack() as stack:
-        desk = desk_of(tmp_path, stack, serve)
+    async with desk_of(tmp_path, serve) as desk:
         await desk.make_ready(plan_of(0, "capture"))
         assert isinstance(desk.responder(plan_of(0, "capture"), group), ScriptedResponder)
     assert serve.servers == []

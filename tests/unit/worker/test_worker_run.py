@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from clawhpc.engine.client import EngineLost
 from clawhpc.errors import EngineError
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
@@ -29,10 +30,9 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class FakeDesk:
-    """An engine that is alive or not, and remembers which weights it was asked for."""
+    """An engine that remembers which weights it was asked for."""
 
     engine: FakeEngine = field(default_factory=lambda: FakeEngine(lambda prompt: "fine"))
-    broken: bool = False
     engine_cpu_s: float = 1.5
     starts: list[int] = field(default_factory=list)
     """Policy steps, one for each call of `make_ready`."""
@@ -42,7 +42,6 @@ class FakeDesk:
         self.starts.append(plan.policy_step)
         if len(self.starts) > self.max_starts:
             raise EngineError("it has died too often")
-        self.broken = False
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
         return policy(self.engine)
@@ -97,7 +96,7 @@ async def test_plans_are_worked_through_in_order_each_with_its_own_weights(tmp_p
     for step in (1, 0):
         publish_plan(paths, plan_of("a", "b", step=step))
     await work_through(paths, worker_of(tmp_path, desk))
-    assert desk.starts == [0, 0, 1, 1]
+    assert desk.starts == [0] * 6 + [1] * 6, "before each group and each of its samples"
     records = list(read_rollouts(paths))
     assert len(records) == 8
     assert {record.temperature for record in records} == {0.5}
@@ -124,24 +123,22 @@ async def test_a_group_whose_worker_died_before_sealing_it_is_sealed(tmp_path: P
     assert desk.engine.requests == []
 
 
-async def test_an_engine_that_dies_in_mid_plan_is_started_again_and_the_rest_is_collected(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "failed"), [(EngineLost("killed"), 0), (EngineError("it draws nonsense"), 1)], ids=["lost", "failed"]
+)
+async def test_an_engine_that_ends_in_mid_plan_costs_no_rollout_but_what_it_spoiled(
+    tmp_path: Path, end: EngineError, failed: int
+) -> None:
     paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
     publish_plan(paths, plan_of("a", "b", "c", num_samples=2))
-
-    def die_once(prompt: str) -> str | Exception:
-        if len(desk.engine.requests) == 1:
-            desk.broken = True
-            return EngineError("killed")
-        return "fine"
-
-    desk.engine.script = die_once
+    desk.engine.script = lambda prompt: end if len(desk.engine.requests) == 1 else "fine"
     await work_through(paths, worker_of(tmp_path, desk, concurrency=1))
     outcomes = [record.outcome for record in read_rollouts(paths)]
-    assert sorted(outcomes) == [Outcome.COMPLETED] * 5 + [Outcome.ENGINE_FAILED]
+    assert sorted(outcomes) == [Outcome.COMPLETED] * (6 - failed) + [Outcome.ENGINE_FAILED] * failed
 
 
 async def test_an_engine_that_dies_too_often_ends_the_worker(tmp_path: Path) -> None:
-    paths, desk = RunPaths(tmp_path / "run"), FakeDesk(max_starts=1)
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk(max_starts=3)
     publish_plan(paths, plan_of("a", "b"))
     with pytest.RaisesGroup(EngineError), anyio.fail_after(60):
         await worker_of(tmp_path, desk).work()
