@@ -60,7 +60,6 @@ class InstantEngine:
         """See `Engine`."""
         length = len(self.completion_ids)
         return Generation(
-            prompt_ids=tuple(prompt_ids),
             completion_ids=self.completion_ids,
             sampling_logprobs=(-0.5,) * length,
             finish_reason="stop",

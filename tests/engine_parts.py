@@ -47,16 +47,18 @@ class TinyPolicy:
         """Of `ids[1:]`, each given those before it, over the ids that the tokenizer knows."""
         return token_logprobs(self.model, ids, num_rows=self.num_token_ids, temperature=temperature)
 
-    def gap(self, generation: Generation, *, temperature: float = 1.0) -> float:
+    def gap(self, prompt: tuple[int, ...], generation: Generation, *, temperature: float = 1.0) -> float:
         """The largest difference between the engine's log-probs and ours."""
-        return self.gap_between(generation, 0, len(generation.completion_ids), temperature=temperature)
+        return self.gap_between(prompt, generation, 0, len(generation.completion_ids), temperature=temperature)
 
-    def gap_between(self, generation: Generation, start: int, end: int, *, temperature: float = 1.0) -> float:
+    def gap_between(
+        self, prompt: tuple[int, ...], generation: Generation, start: int, end: int, *, temperature: float = 1.0
+    ) -> float:
         """The same over `completion_ids[start:end]`."""
         import torch
 
-        ours = self.logprobs(generation.prompt_ids + generation.completion_ids, temperature=temperature)
-        ours = ours[len(generation.prompt_ids) - 1 :]
+        ours = self.logprobs(prompt + generation.completion_ids, temperature=temperature)
+        ours = ours[len(prompt) - 1 :]
         return float((ours - torch.tensor(generation.sampling_logprobs))[start:end].abs().max())
 
 

@@ -18,6 +18,7 @@ import anyio
 import httpx2
 import msgspec
 
+from clawhpc.engine.ids import PromptIds
 from clawhpc.errors import EngineError
 from clawhpc.records import FinishReason, Generation, VersionSpan
 
@@ -129,9 +130,10 @@ class VllmEngine:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
         """See `Engine`. `max_tokens` is cut to what the engine's window leaves after the prompt."""
-        self._check_prompt(prompt_ids)
+        prompt = PromptIds.of(prompt_ids)
+        self._check_prompt(prompt)
         self._check_trust()
-        room = self._max_model_len - len(prompt_ids)
+        room = self._max_model_len - len(prompt)
         sampling = {
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
@@ -139,9 +141,9 @@ class VllmEngine:
             "stop_token_ids": list(params.stop_token_ids),
             "logprobs": 0,
         }
-        answer = await self._ask(prompt_ids, sampling, request_id)
+        answer = await self._ask(prompt, sampling, request_id)
         self._check_trust()
-        return _generation(prompt_ids, answer, self._num_token_ids)
+        return _generation(answer, self._num_token_ids)
 
     async def recover(self) -> None:
         """See `Engine`. Nobody starts this one again: it is well, or it does not come back."""
@@ -159,8 +161,9 @@ class VllmEngine:
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         """The log-prob of each of `token_ids[1:]` given those before it, at temperature 1, over the whole head."""
-        self._check_prompt(token_ids)
-        answer = await self._ask(token_ids, {"max_tokens": 1, "prompt_logprobs": 0}, "score")
+        prompt = PromptIds.of(token_ids)
+        self._check_prompt(prompt)
+        answer = await self._ask(prompt, {"max_tokens": 1, "prompt_logprobs": 0}, "score")
         scores = answer.prompt_logprobs or []
         if len(scores) != len(token_ids):
             raise EngineError(f"the engine scored {len(scores)} of {len(token_ids)} tokens")
@@ -176,8 +179,9 @@ class VllmEngine:
         """Raise EngineError unless the server answers that it is well."""
         await self._send("GET", "/health", timeout_s=timeout_s)
 
-    async def _ask(self, token_ids: Sequence[int], sampling: dict[str, Any], request_id: str) -> _Answer:
-        body = {"token_ids": list(token_ids), "sampling_params": sampling, "request_id": request_id}
+    async def _ask(self, prompt: PromptIds, sampling: dict[str, Any], request_id: str) -> _Answer:
+        rest = msgspec.json.encode({"sampling_params": sampling, "request_id": request_id})
+        body = msgspec.Raw(b'{"token_ids":%b,%b' % (prompt.json, rest[1:]))  # what is known of it is encoded already
         content = await self.post("/inference/v1/generate", body=body)
         self._answered_at = anyio.current_time()
         try:
@@ -196,7 +200,9 @@ class VllmEngine:
     ) -> bytes:
         try:
             with anyio.fail_after(timeout_s):
-                response = await self._http.request(method, path, json=body, params=query)
+                content = None if body is None else msgspec.json.encode(body)
+                headers = {} if body is None else {"content-type": "application/json"}
+                response = await self._http.request(method, path, content=content, headers=headers, params=query)
         except TimeoutError as error:
             raise EngineError(f"the engine gave no answer to {path} within {timeout_s:g} s{self._more()}") from error
         except httpx2.TransportError as error:
@@ -212,14 +218,14 @@ class VllmEngine:
         known = self._explain()
         return f"; {known}" if known else ""
 
-    def _check_prompt(self, ids: Sequence[int]) -> None:
+    def _check_prompt(self, prompt: PromptIds) -> None:
         """Without a tokenizer of its own, vLLM dies of an id that it does not know."""
-        if not ids:
+        if not prompt:
             raise EngineError("the prompt is empty")
-        if min(ids) < 0 or max(ids) >= self._num_token_ids:
+        if prompt.lowest < 0 or prompt.highest >= self._num_token_ids:
             raise EngineError(f"the prompt has ids outside 0..{self._num_token_ids - 1}")
-        if len(ids) >= self._max_model_len:
-            raise PromptTooLong(num_tokens=len(ids), maximum=self._max_model_len)
+        if len(prompt) >= self._max_model_len:
+            raise PromptTooLong(num_tokens=len(prompt), maximum=self._max_model_len)
 
     def _check_trust(self) -> None:
         if self._distrust:
@@ -288,7 +294,7 @@ def _reason(content: bytes) -> str:
     return " ".join(text.split())[:500]
 
 
-def _generation(prompt_ids: Sequence[int], answer: _Answer, num_token_ids: int) -> Generation:
+def _generation(answer: _Answer, num_token_ids: int) -> Generation:
     """The answer as a record, or EngineError for one that breaks law 1 or 9."""
     if len(answer.choices) != 1:
         raise EngineError(f"the engine gave {len(answer.choices)} completions for one request")
@@ -300,7 +306,6 @@ def _generation(prompt_ids: Sequence[int], answer: _Answer, num_token_ids: int) 
     details = answer.usage.prompt_tokens_details
     try:
         return Generation(
-            prompt_ids=tuple(prompt_ids),
             completion_ids=tuple(choice.token_ids),
             sampling_logprobs=_sampling_logprobs(choice),
             finish_reason=FINISH_REASONS[choice.finish_reason],

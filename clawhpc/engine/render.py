@@ -1,131 +1,87 @@
 """Conversations as prompts of token ids, with every recorded reply as the very ids that were drawn (law 1).
 
-    head ──render──▶ ids ──▶ recorded ids ──bridge──▶ ids ──▶ recorded ids ──bridge──▶ … ──▶ prompt_ids
+    head ──render──▶ ids ──▶ recorded ids ──bridge──▶ ids ──▶ recorded ids ──bridge──▶ … ──▶ the prompt
+                             └────────── a turn ──────────┘
 
 A prompt is built by appending only. So a conversation that has grown extends the tokens of its earlier call, and a
 recorded reply stands in it unchanged, whatever the harness has done to its text or to the messages before it. The chat
 formats are those of `renderers`.
+
+What a turn adds to a prompt depends on its reply and on the messages after it alone, and is worked out once. A prompt
+that goes on where a recorded reply was drawn goes on with that call's own.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from renderers import create_renderer
 from renderers.base import ParsedResponse, Renderer
 from renderers.configs import config_from_name
-from tokenizers import Tokenizer
 
-from clawhpc.errors import EngineError, UserError, boundary
+from clawhpc.engine.ids import PromptIds, TokenRun
+from clawhpc.engine.tokenizer import SEAM, Ids, TextTokenizer
+from clawhpc.errors import EngineError, UserError
+from clawhpc.memo import Memo
 from clawhpc.records import Conversation, Graft, Message, Tool
 
-SEAM = "\udc00"
-"""What stands on its two sides is encoded apart. A lone surrogate: no text that came as UTF-8 holds one."""
-SURROGATE = re.compile("[\ud800-\udfff]")
-REPLACEMENT = "\ufffd"
 UNFIT = {
     "auto": "say which chat format it is, such as qwen3",
     "default": "a template of text, of which nobody knows how a prompt goes on after a reply",
     "gpt-oss": "a chat format that fetches its vocabulary from the internet",
 }
 """Renderers that exist and cannot be taken, with the reason."""
-CACHED_PIECES = 256
-"""Texts whose ids are kept: above all that of system prompt and tools, which all rollouts of a step share."""
-CACHED_HEADS = 32
-"""Beginnings of conversations, up to the first reply, whose ids are kept: all calls of a rollout share one."""
+KEPT_BYTES = 32 * 2**20
+"""Of beginnings of conversations, up to the first reply, whose ids are known: all rollouts of a group share one. As many
+again of turns whose reply was not drawn here.
+"""
+BYTES_PER_ID = 12
+"""Of a known one, with its JSON text."""
 
-Ids = list[int]
 Messages = list[Any]
 """In the form of `renderers`, which is OpenAI's."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedReply:
-    """A sampled reply that a history repeats."""
+    """A sampled reply that a history repeats. The same call's is always the same object."""
 
     call_id: int
-    completion_ids: tuple[int, ...]
+    completion_ids: Sequence[int]
+    prompt: RenderedPrompt | None = None
+    """What it was drawn for, where that is known."""
+    turns: dict[tuple[Message, ...], TokenRun] = field(default_factory=dict, repr=False)
+    """By the messages that were seen to follow it: what the two add to a prompt."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RenderedPrompt:
     """A conversation as the engine will receive it."""
 
-    prompt_ids: tuple[int, ...]
+    ids: PromptIds
     grafts: tuple[Graft, ...]
-    """Where recorded replies stand in `prompt_ids`, in order."""
+    """Where recorded replies stand in `ids`, in order."""
     reencoded_replies: int
     """Recorded replies that stand in it as text that was encoded again: 0, or a defect to look at."""
+    tools: str = ""
+    """As JSON text."""
+    pieces: Pieces = ()
+    """The conversation, with what was drawn in place of the message that repeats it."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """`ids`, written out."""
+        return tuple(self.ids)
 
 
-class TextTokenizer:
-    """A tokenizer.json as `renderers` wants it, without the seconds that it takes to import transformers.
-
-    Control tokens are what the chat format writes. The same letters inside a message are letters: whoever fills a
-    message passes its text through `plain` first.
-    """
-
-    unk_token_id = None
-    eos_token_id = None
-
-    def __init__(self, folder: Path) -> None:
-        self.name_or_path = str(folder)
-        self._all = _load_tokenizer(folder)
-        self._letters = _without_control_tokens(self._all)
-        self._control = {token.content: number for number, token in self._all.get_added_tokens_decoder().items()}
-        names = sorted(map(re.escape, self._control), key=len, reverse=True)
-        self._names = re.compile("|".join(names) or "(?!)")
-        self._parts = re.compile(f"({self._names.pattern})|{SEAM}")
-        self._encode = lru_cache(CACHED_PIECES)(self._encode_text)
-
-    def plain(self, text: str) -> str:
-        """`text` as the content of a message: encoding it gives no control token, even where it spells one."""
-        text = SURROGATE.sub(REPLACEMENT, text)
-        return self._names.sub(lambda name: name[0][0] + SEAM + name[0][1:], text)
-
-    def plain_values(self, value: Any) -> Any:
-        """A JSON value with every string in it, keys included, as `plain` makes it."""
-        if isinstance(value, str):
-            return self.plain(value)
-        if isinstance(value, dict):
-            return {self.plain(key): self.plain_values(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.plain_values(item) for item in value]
-        return value
-
-    def encode(self, text: str, *_: Any, **__: Any) -> Ids:
-        """The ids of a text that a chat format has written; nothing is added at either end."""
-        return list(self._encode(text))
-
-    def decode(self, token_ids: Any, *_: Any, **__: Any) -> str:
-        """The text of ids, control tokens included; bytes that are no UTF-8 become U+FFFD."""
-        return self._all.decode(list(token_ids), skip_special_tokens=False)
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """The id of a token, or of each in a list; None for one that there is not."""
-        if isinstance(tokens, str):
-            return self._all.token_to_id(tokens)
-        return [self._all.token_to_id(token) for token in tokens]
-
-    def _encode_text(self, text: str) -> tuple[int, ...]:
-        ids: Ids = []
-        position = 0
-        for part in self._parts.finditer(text):
-            ids += self._encode_letters(text[position : part.start()])
-            if part[1]:
-                ids.append(self._control[part[1]])
-            position = part.end()
-        return (*ids, *self._encode_letters(text[position:]))
-
-    def _encode_letters(self, text: str) -> Ids:
-        """A batch of one: other threads go on meanwhile, which `encode` would not let them do."""
-        return self._letters.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
+Piece = Message | RecordedReply
+"""Of a conversation."""
+Pieces = tuple[Piece, ...]
 
 
 class ChatRenderer:
@@ -141,7 +97,9 @@ class ChatRenderer:
         self._asking_stub_ids = self._renderer.render_ids(self._stub, add_generation_prompt=True)
         self._asking_ids = self._asking_stub_ids[length:]
         self._another_stub_ids = self._renderer.render_ids(self._stub * 2)[length:]
-        self._head_ids = lru_cache(CACHED_HEADS)(self._render_head)
+        self._tools: Memo[int, tuple[tuple[Tool, ...], str]] = Memo(KEPT_BYTES)
+        self._heads: Memo[tuple[tuple[Message, ...], str], RenderedPrompt] = Memo(KEPT_BYTES)
+        self._turns: Memo[tuple[Message, tuple[Message, ...]], TokenRun] = Memo(KEPT_BYTES)
         if not self._appends():
             raise UserError(
                 f"policy.renderer={renderer}: not a chat format in which a user's message and a tool's result can both "
@@ -159,11 +117,27 @@ class ChatRenderer:
         `recorded`: the sampled replies that the history repeats, by index into `conversation.messages`. All other
         messages, also those of the assistant, are encoded from their text.
         """
-        grafted = self._graft(conversation, recorded)
-        if grafted is not None:
-            return grafted
-        ids = self._render_head(conversation.messages, _tools_key(conversation.tools))
-        return RenderedPrompt(prompt_ids=ids, grafts=(), reencoded_replies=len(recorded))
+        tools = self._tools_text(conversation.tools)
+        pieces = _pieces(conversation.messages, recorded)
+        begun = _known_prompt(pieces, tools) or self._head(pieces, tools)
+        prompt = self._append(begun, pieces) if begun is not None else None
+        if prompt is None:
+            run = TokenRun(self._render_whole(conversation.messages, tools))
+            prompt = RenderedPrompt(
+                ids=PromptIds((run,)), grafts=(), reencoded_replies=len(recorded), tools=tools, pieces=pieces
+            )
+        return prompt
+
+    def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
+        """How much text `render` would have to encode for the same arguments, about."""
+        tools = self._tools_text(conversation.tools)
+        pieces = _pieces(conversation.messages, recorded)
+        begun = _known_prompt(pieces, tools) or self._heads.get((_head_messages(pieces), tools))
+        if begun is None:
+            return len(tools) + sum(map(_num_chars, conversation.messages))
+        turns = _turns(pieces, len(begun.pieces))
+        new = (piece for turn in turns if self._known_turn(*turn) is None for piece in (turn[0], *turn[1]))
+        return sum(_num_chars(piece) for piece in new if isinstance(piece, Message))
 
     def encode_reply(self, reply: Message) -> tuple[int, ...]:
         """The ids that a policy would have drawn for a reply that is known as text only, its stop token included.
@@ -176,9 +150,9 @@ class ChatRenderer:
             raise EngineError(f"{self._renderer}: a reply does not continue the generation prompt: {reply.text[:80]!r}")
         return tuple(ids)
 
-    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedResponse:
+    def parse(self, completion_ids: Sequence[int]) -> ParsedResponse:
         """What the chat format reads in a completion. ValueError or RecursionError for some malformed tool calls."""
-        return self._renderer.parse_response(list(completion_ids), prompt_ids=list(prompt_ids))
+        return self._renderer.parse_response(list(completion_ids), prompt_ids=self._asking_stub_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included; bytes that are no UTF-8 become U+FFFD."""
@@ -194,33 +168,62 @@ class ChatRenderer:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def _render_head(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
-        """A whole conversation by the chat format's own rules. `tools`: see `_tools_key`."""
+    def _head(self, pieces: Pieces, tools: str) -> RenderedPrompt | None:
+        """The prompt before the first reply; None where a reply is the first message."""
+        messages = _head_messages(pieces)
+        if not messages:
+            return None
+        known = self._heads.get((messages, tools))
+        if known is not None:
+            return known
+        run = TokenRun(self._render_whole(messages, tools))
+        head = RenderedPrompt(ids=PromptIds((run,)), grafts=(), reencoded_replies=0, tools=tools, pieces=messages)
+        num_bytes = len(tools) + sum(map(_num_chars, messages)) + BYTES_PER_ID * len(run)
+        return self._heads.put((messages, tools), head, num_bytes)
+
+    def _append(self, begun: RenderedPrompt, pieces: Pieces) -> RenderedPrompt | None:
+        """`begun` with the turns that `pieces` has beyond it; None where the chat format does not allow one."""
+        runs, grafts, length = [*begun.ids.runs], [*begun.grafts], len(begun.ids)
+        for reply, following in _turns(pieces, len(begun.pieces)):
+            run = self._known_turn(reply, following) or self._render_turn(reply, following)
+            if run is None:
+                return None
+            if isinstance(reply, RecordedReply):
+                grafts.append(Graft(call_id=reply.call_id, start=length, length=len(reply.completion_ids)))
+            runs.append(run)
+            length += len(run)
+        return RenderedPrompt(
+            ids=PromptIds(tuple(runs)),
+            grafts=tuple(grafts),
+            reencoded_replies=begun.reencoded_replies,
+            tools=begun.tools,
+            pieces=pieces,
+        )
+
+    def _known_turn(self, reply: Piece, following: tuple[Message, ...]) -> TokenRun | None:
+        return reply.turns.get(following) if isinstance(reply, RecordedReply) else self._turns.get((reply, following))
+
+    def _render_turn(self, reply: Piece, following: tuple[Message, ...]) -> TokenRun | None:
+        """The ids of a reply, and those from there to the next generation prompt; None where there is no way."""
+        if isinstance(reply, RecordedReply):
+            completion: Ids | None = list(reply.completion_ids)
+        else:
+            completion = self._reply_ids(self._message(reply))
+        bridge = self._bridge(completion, [*map(self._message, following)]) if completion is not None else None
+        if completion is None or bridge is None:
+            return None
+        run = TokenRun(completion + bridge)
+        if isinstance(reply, RecordedReply):
+            reply.turns[following] = run
+            return run
+        num_bytes = sum(map(_num_chars, (reply, *following))) + BYTES_PER_ID * len(run)
+        return self._turns.put((reply, following), run, num_bytes)
+
+    def _render_whole(self, messages: tuple[Message, ...], tools: str) -> Ids:
+        """A whole conversation by the chat format's own rules."""
         rendered_tools = self._tokenizer.plain_values(json.loads(tools)) or None
         rendered = [self._message(message) for message in messages]
-        return tuple(self._renderer.render_ids(rendered, tools=rendered_tools, add_generation_prompt=True))
-
-    def _graft(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> RenderedPrompt | None:
-        """The prompt made by appending; None where the chat format does not allow it."""
-        messages = conversation.messages
-        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        assert set(recorded) <= set(replies), f"recorded replies at {sorted(recorded)}, the assistant's at {replies}"
-        ends = [*replies, len(messages)]
-        if ends[0] == 0:
-            return None
-        ids = list(self._head_ids(messages[: ends[0]], _tools_key(conversation.tools)))
-        grafts = []
-        for index, end in zip(replies, ends[1:], strict=True):
-            reply = recorded.get(index)
-            completion = list(reply.completion_ids) if reply else self._reply_ids(self._message(messages[index]))
-            following = [self._message(message) for message in messages[index + 1 : end]]
-            bridge = self._bridge(completion, following) if completion is not None else None
-            if completion is None or bridge is None:
-                return None
-            if reply:
-                grafts.append(Graft(call_id=reply.call_id, start=len(ids), length=len(completion)))
-            ids += completion + bridge
-        return RenderedPrompt(prompt_ids=tuple(ids), grafts=tuple(grafts), reencoded_replies=0)
+        return self._renderer.render_ids(rendered, tools=rendered_tools, add_generation_prompt=True)
 
     def _bridge(self, completion: Ids, messages: Messages) -> Ids | None:
         """From the end of a reply over `messages` to the next generation prompt; None where there is no way."""
@@ -252,6 +255,14 @@ class ChatRenderer:
 
     # -- records in the form of `renderers` ---------------------------------------------------------------------------
 
+    def _tools_text(self, tools: tuple[Tool, ...]) -> str:
+        """The tools as `renderers` wants them, as JSON. Those of one rollout are one object, of tens of kilobytes."""
+        known = self._tools.get(id(tools))
+        if known is None or known[0] is not tools:  # what is kept keeps its id
+            text = json.dumps([_tool(tool) for tool in tools])
+            known = self._tools.put(id(tools), (tools, text), 8 * len(text))
+        return known[1]
+
     def _message(self, message: Message) -> Any:
         rendered: dict[str, Any] = {"role": message.role, "content": self._tokenizer.plain(message.text)}
         if message.role == "tool":
@@ -276,29 +287,49 @@ class ChatRenderer:
         return {"name": self._tokenizer.plain(name), "arguments": self._tokenizer.plain_values(value)}
 
 
-def _tools_key(tools: Sequence[Tool]) -> str:
-    """The tools as `renderers` wants them, as JSON, so that a head can be looked up by them."""
-    functions = ({"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools)
-    return json.dumps([{"type": "function", "function": function} for function in functions])
+def _tool(tool: Tool) -> Any:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
-def count_token_ids(folder: Path) -> int:
-    """Ids that the tokenizer in `folder` knows; the output head of its model may have more rows."""
-    return _load_tokenizer(folder).get_vocab_size(with_added_tokens=True)
+def _pieces(messages: tuple[Message, ...], recorded: Mapping[int, RecordedReply]) -> Pieces:
+    pieces: list[Piece] = [*messages]
+    for index, reply in recorded.items():
+        assert messages[index].role == "assistant", f"a recorded reply at {index}, which is a {messages[index].role}'s"
+        pieces[index] = reply
+    return tuple(pieces)
 
 
-def _load_tokenizer(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"{folder}: no tokenizer.json here; a policy is a Hugging Face folder with a fast tokenizer")
-    with boundary(UserError, f"{path}: not a fast tokenizer"):  # its library raises a bare Exception
-        return Tokenizer.from_file(str(path))
+def _is_reply(piece: Piece) -> bool:
+    return isinstance(piece, RecordedReply) or piece.role == "assistant"
 
 
-def _without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The same merges, but for no text an added token."""
-    state = json.loads(tokenizer.to_str())
-    return Tokenizer.from_str(json.dumps({**state, "added_tokens": [], "post_processor": None}))
+def _head_messages(pieces: Pieces) -> tuple[Message, ...]:
+    """Those before the first reply."""
+    first = next((index for index, piece in enumerate(pieces) if _is_reply(piece)), len(pieces))
+    return pieces[:first]  # type: ignore[return-value]
+
+
+def _turns(pieces: Pieces, start: int) -> Iterator[tuple[Piece, tuple[Message, ...]]]:
+    """Each reply from `start` on, which is one, with the messages up to the next."""
+    replies = (index for index in range(start, len(pieces)) if _is_reply(pieces[index]))
+    for index, end in pairwise((*replies, len(pieces))):
+        yield pieces[index], pieces[index + 1 : end]  # type: ignore[misc]
+
+
+def _known_prompt(pieces: Pieces, tools: str) -> RenderedPrompt | None:
+    """That of the last recorded reply, if it was drawn at this very place."""
+    for index in reversed(range(len(pieces))):
+        reply = pieces[index]
+        if isinstance(reply, RecordedReply):
+            prompt = reply.prompt
+            same = prompt is not None and prompt.tools == tools and prompt.pieces == pieces[:index]
+            return prompt if same else None
+    return None
+
+
+def _num_chars(message: Message) -> int:
+    return len(message.text) + len(message.thinking) + sum(len(call.arguments) for call in message.tool_calls)
 
 
 def _create_renderer(tokenizer: TextTokenizer, name: str, thinking: bool) -> Renderer:

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from clawhpc.engine.render import ChatRenderer, count_token_ids
+from clawhpc.engine.render import ChatRenderer
+from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.exam import Exam, Gate, Rates, describe

@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from clawhpc.engine.render import count_token_ids
+from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import TreeBatch
 from clawhpc.learner.data import StepBatch

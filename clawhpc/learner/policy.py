@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-from clawhpc.engine.render import ChatRenderer, count_token_ids
+from clawhpc.engine.render import ChatRenderer
+from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError, boundary
 from clawhpc.learner.attention import TreeLayout, use_tree_attention
 from clawhpc.learner.disk import disk_errors

@@ -12,7 +12,7 @@ from clawhpc.engine.render import RecordedReply
 from clawhpc.proxy.history import ReplyIndex
 from clawhpc.proxy.respond import Prompt, Response
 from clawhpc.proxy.tokens import TokenStore
-from clawhpc.records import CallRecord, CallRole, CallTokens, Conversation, Tool, Usage
+from clawhpc.records import CallRecord, CallRole, Conversation, Tool, Usage
 from clawhpc.wire.base import WireError, WireRequest
 from clawhpc.wire.canonical import History, digest_history, digest_reply
 
@@ -64,11 +64,16 @@ class CallMemory:
         self._tools: dict[int, tuple[Tool, ...]] = {}
         self._replies = ReplyIndex()
         self._tokens = TokenStore()
+        self._drawn: dict[int, RecordedReply] = {}
 
     @property
     def records(self) -> tuple[CallRecord, ...]:
-        """In order of arrival."""
-        return tuple(self._records[call_id] for call_id in sorted(self._records))
+        """In order of arrival. Tokens are written out here, from a fraction of the memory."""
+        return tuple(self._whole_record(call_id) for call_id in sorted(self._records))
+
+    def _whole_record(self, call_id: int) -> CallRecord:
+        record, stored = self._records[call_id], self._tokens.get(call_id)
+        return record if stored is None else dataclasses.replace(record, tokens=stored.written_out())
 
     def match(self, conversation: Conversation) -> tuple[History, dict[int, int]]:
         """The identity of a conversation's messages, and `OpenCall.matched`."""
@@ -77,31 +82,32 @@ class CallMemory:
 
     def recorded_replies(self, matched: Mapping[int, int]) -> dict[int, RecordedReply]:
         """The ids of matched replies by message index; those of text-only calls have none."""
-        found = ((index, call_id, self._tokens.completion_ids(call_id)) for index, call_id in matched.items())
-        return {
-            index: RecordedReply(call_id=call_id, completion_ids=completion_ids)
-            for index, call_id, completion_ids in found
-            if completion_ids is not None
-        }
+        return {index: self._drawn[call_id] for index, call_id in matched.items() if call_id in self._drawn}
 
     def keep(self, call: OpenCall, response: Response, ended: float) -> None:
         """Record a call that was answered."""
-        parent_id, tokens = None, None
+        parent_id = None
         if response.generation is not None:
             rendered = call.prompt.rendered if call.prompt else None
-            parent_id, tokens = self._tokens.add(
+            assert rendered is not None, "what was drawn had a prompt"
+            stored = self._tokens.add(
                 call.call_id,
+                rendered.ids,
                 response.generation,
                 continues_id=call.continues_id,
-                grafts=rendered.grafts if rendered else (),
-                reencoded_replies=rendered.reencoded_replies if rendered else 0,
+                grafts=rendered.grafts,
+                reencoded_replies=rendered.reencoded_replies,
+            )
+            parent_id = stored.parent_id
+            self._drawn[call.call_id] = RecordedReply(
+                call_id=call.call_id, completion_ids=stored.completion_ids, prompt=rendered
             )
         self._replies.add(call.call_id, call.history, digest_reply(response.reply), call.continues_id)
-        self._record(call, response, parent_id=parent_id, tokens=tokens, failure="", ended=ended)
+        self._record(call, response, parent_id=parent_id, failure="", ended=ended)
 
     def give_up(self, call: OpenCall, failure: str, ended: float) -> None:
         """Record a call that has no answer. It can be nobody's parent and is in no history."""
-        self._record(call, None, parent_id=None, tokens=None, failure=failure, ended=ended)
+        self._record(call, None, parent_id=None, failure=failure, ended=ended)
 
     def mark_delivered(self, call_id: int) -> None:
         """The harness has the whole answer."""
@@ -113,7 +119,6 @@ class CallMemory:
         response: Response | None,
         *,
         parent_id: int | None,
-        tokens: CallTokens | None,
         failure: str,
         ended: float,
     ) -> None:
@@ -137,7 +142,7 @@ class CallMemory:
             overridden=call.request.overridden,
             unlisted=call.request.unlisted,
             reply=response.reply if response else None,
-            tokens=tokens,
+            tokens=None,
             usage=response.usage if response else Usage(input_tokens=0, output_tokens=0),
             received_at=call.received_at,
             duration_s=ended - call.started,

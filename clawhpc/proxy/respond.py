@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 
 from clawhpc.engine.client import Engine, EngineLost, PromptTooLong, SamplingParams
-from clawhpc.engine.parse import parse_reply
+from clawhpc.engine.parse import length_at_stop, parse_reply
 from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
 from clawhpc.records import Conversation, Generation, Reply, Usage
 from clawhpc.wire.base import ContextOverflow
@@ -32,7 +32,7 @@ class Prompt:
     @property
     def num_tokens(self) -> int:
         """What the engine will receive; 0 when no tokens are involved."""
-        return len(self.rendered.prompt_ids) if self.rendered else 0
+        return len(self.rendered.ids) if self.rendered else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,8 @@ class Response:
     reply: Reply
     generation: Generation | None
     """None for a text-only answer."""
+    prompt_tokens: int = 0
+    """What the engine received."""
     engine_s: float = 0.0
     """The wait for the engine."""
 
@@ -63,7 +65,7 @@ class Response:
         if self.generation is None:
             return Usage(input_tokens=0, output_tokens=0)
         return Usage(
-            input_tokens=len(self.generation.prompt_ids),
+            input_tokens=self.prompt_tokens,
             output_tokens=len(self.generation.completion_ids),
             cached_tokens=self.generation.cached_tokens,
         )
@@ -82,6 +84,10 @@ class Responder(Protocol):
 
         Waits for nothing, and may be called from several threads at once. Raises `ContextOverflow`.
         """
+        ...
+
+    def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
+        """How much text `prepare` would have to encode, about."""
         ...
 
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
@@ -128,9 +134,13 @@ class PolicyResponder:
     def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
         """Render. A prompt that leaves no room for one token does not fit."""
         rendered = self.renderer.render(conversation, recorded)
-        if len(rendered.prompt_ids) >= self.sampling.context_window:
-            raise ContextOverflow(len(rendered.prompt_ids), self.sampling.context_window)
+        if len(rendered.ids) >= self.sampling.context_window:
+            raise ContextOverflow(len(rendered.ids), self.sampling.context_window)
         return Prompt(conversation=conversation, rendered=rendered)
+
+    def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
+        """See `ChatRenderer.num_new_chars`."""
+        return self.renderer.num_new_chars(conversation, recorded)
 
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
         """Draw, and decode what was drawn."""
@@ -138,20 +148,24 @@ class PolicyResponder:
         params = self._params(prompt, draw)
         start = anyio.current_time()
         try:
-            generation = await self.engine.generate(prompt.rendered.prompt_ids, params, request_id=draw.request_id)
+            generation = await self.engine.generate(prompt.rendered.ids, params, request_id=draw.request_id)
         except PromptTooLong as error:
             raise ContextOverflow(error.num_tokens, error.maximum) from error
         engine_s = anyio.current_time() - start
         if generation.finish_reason == "cancelled":
             raise EngineLost(f"the engine gave up request {draw.request_id}")
+        stop = prompt.conversation.sampling.stop
+        length = length_at_stop(self.renderer, generation.completion_ids, stop)
+        if length is not None:
+            generation = generation.until(length)
         reply = parse_reply(
             self.renderer,
             generation.completion_ids,
-            generation.prompt_ids,
             generation.finish_reason,
             new_id=partial(next, (f"call_{draw.call_id}_{at}" for at in count())),
+            stop=stop,
         )
-        return Response(reply=reply, generation=generation, engine_s=engine_s)
+        return Response(reply=reply, generation=generation, prompt_tokens=prompt.num_tokens, engine_s=engine_s)
 
     async def recover(self) -> None:
         """See `Engine.recover`."""
@@ -188,6 +202,10 @@ class ScriptedResponder:
     def prepare(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> Prompt:
         """The conversation as it is."""
         return Prompt(conversation=conversation, rendered=None)
+
+    def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
+        """None: nothing is encoded."""
+        return 0
 
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
         """What the script says."""

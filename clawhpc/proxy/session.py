@@ -237,7 +237,8 @@ class Session:
     async def _prepare(self, conversation: Conversation, matched: Mapping[int, int], num_bytes: int) -> Prompt:
         """The prompt. Cancelled, it leaves its thread to end by itself."""
         recorded = self._memory.recorded_replies(matched)
-        if num_bytes <= RENDERED_HERE_BYTES:
+        num_new = min(num_bytes, self._responder.num_new_chars(conversation, recorded))
+        if num_new <= RENDERED_HERE_BYTES:
             return self._responder.prepare(conversation, recorded)
         return await to_thread.run_sync(
             self._responder.prepare, conversation, recorded, limiter=self._renderer, abandon_on_cancel=True

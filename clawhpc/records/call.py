@@ -19,9 +19,8 @@ class VersionSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What the engine received and drew (engine -> proxy)."""
+    """What the engine drew for one prompt (engine -> proxy)."""
 
-    prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     """Sampled tokens, the stop token included when the model drew one."""
     sampling_logprobs: tuple[float, ...]
@@ -43,6 +42,21 @@ class Generation:
             position = span.end
         if position != len(self.completion_ids):
             raise ValueError(f"weight_versions cover {position} of {len(self.completion_ids)} tokens")
+
+    def until(self, length: int) -> Generation:
+        """Its first `length` tokens, as if a stop string had ended it there."""
+        spans = (
+            VersionSpan(version=span.version, start=span.start, end=min(span.end, length))
+            for span in self.weight_versions
+            if span.start < length
+        )
+        return Generation(
+            completion_ids=self.completion_ids[:length],
+            sampling_logprobs=self.sampling_logprobs[:length],
+            finish_reason="stop",
+            weight_versions=tuple(spans),
+            cached_tokens=self.cached_tokens,
+        )
 
 
 class CallRole(StrEnum):
@@ -76,7 +90,9 @@ class CallTokens:
     """Aligned with `completion_ids`."""
     weight_versions: tuple[VersionSpan, ...]
     grafts: tuple[Graft, ...] = ()
-    """Every recorded reply that this prompt repeats, in order of position."""
+    """The recorded replies that this prompt repeats, in order of position, but for those that follow from the parent:
+    what its prompt repeats inside the shared prefix, and its own reply where this call continues it.
+    """
     reencoded_replies: int = 0
     """Recorded replies in this history that could not be grafted and were encoded again: 0, or a defect to look at."""
 

@@ -23,7 +23,7 @@ import msgspec
 from anyio.abc import Process
 
 from clawhpc.engine.client import VllmEngine
-from clawhpc.engine.render import count_token_ids
+from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion
 from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, check_window, read_shape

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-Ids = tuple[int, ...]
+from array import array
+from typing import TypeVar
+
+Ids = TypeVar("Ids", "tuple[int, ...]", "array[int]")
 
 
 def shared_length(ids: Ids, whole: Ids, start: int = 0) -> int:

@@ -73,7 +73,7 @@ def load_decode(policy: Path | None) -> Decode:
     """How to read token ids. Without a policy they stay numbers."""
     if policy is None:
         return spell_ids
-    from clawhpc.engine.render import TextTokenizer
+    from clawhpc.engine.tokenizer import TextTokenizer
 
     return TextTokenizer(policy).decode
 

@@ -15,6 +15,7 @@ import anyio
 from renderers.base import ParsedResponse, ParsedToolCall
 
 from clawhpc.engine.client import SamplingParams
+from clawhpc.engine.ids import PromptIds
 from clawhpc.engine.render import RecordedReply, RenderedPrompt
 from clawhpc.errors import EngineError
 from clawhpc.records import Conversation, Generation, Graft, Message, VersionSpan
@@ -103,7 +104,6 @@ def draw(prompt_ids: Ids, whole: Ids, max_tokens: int) -> Generation:
     """The completion `whole`, cut after `max_tokens`."""
     ids = whole[:max_tokens]
     return Generation(
-        prompt_ids=prompt_ids,
         completion_ids=ids,
         sampling_logprobs=tuple(-0.001 * (at + 1) for at in range(len(ids))),
         finish_reason="stop" if ids == whole else "length",
@@ -137,14 +137,17 @@ class FakeRenderer:
             if index in recorded:
                 reply = recorded[index]
                 grafts.append(Graft(call_id=reply.call_id, start=len(ids), length=len(reply.completion_ids)))
-                ids += reply.completion_ids
+                ids += tuple(reply.completion_ids)
             else:
                 ids += encode(spell(message))
             ids += encode("\n") if ids[-1] == END else (END, *encode("\n"))
         ids += (START, *encode("assistant\n"))
-        return RenderedPrompt(prompt_ids=ids, grafts=tuple(grafts), reencoded_replies=0)
+        return RenderedPrompt(ids=PromptIds.of(ids), grafts=tuple(grafts), reencoded_replies=0)
 
-    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedResponse:
+    def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
+        return sum(len(message.text) for message in conversation.messages)
+
+    def parse(self, completion_ids: Sequence[int]) -> ParsedResponse:
         text = decode(completion_ids)
         thoughts = re.findall(r"<think>(.*?)</think>", text, flags=re.DOTALL)
         spelled = [json.loads(found) for found in re.findall(r"<tool_call>(.*?)</tool_call>", text, flags=re.DOTALL)]

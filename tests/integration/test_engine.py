@@ -48,12 +48,11 @@ async def test_logprobs_are_those_of_the_distribution_drawn_from(
 ) -> None:
     generation = await draw(engine, tokens=300, temperature=temperature)
     assert len(generation.completion_ids) == 300
-    assert generation.prompt_ids == PROMPT
     assert generation.finish_reason == "length"
     assert generation.weight_versions == (VersionSpan(version=1, start=0, end=300),)
-    assert engine_host.first.gap(generation, temperature=temperature) < GAP
+    assert engine_host.first.gap(PROMPT, generation, temperature=temperature) < GAP
     other = 0.7 if temperature == 1.0 else 1.0
-    assert engine_host.first.gap(generation, temperature=other) > 0.1
+    assert engine_host.first.gap(PROMPT, generation, temperature=other) > 0.1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -87,15 +86,16 @@ async def test_a_seed_gives_the_same_tokens_alone_and_among_others(engine: VllmE
 
 async def test_seeded_prompts_longer_than_a_batch_are_drawn_from(engine_host: EngineHost, engine: VllmEngine) -> None:
     """vLLM on CPU dies of a seeded prompt that it computes in pieces."""
-    drawn: list[Generation] = []
+    drawn: list[tuple[tuple[int, ...], Generation]] = []
 
     async def add(start: int) -> None:
-        drawn.append(await draw(engine, tokens=4, prompt=tuple(range(start, 340)) * 5))
+        prompt = tuple(range(start, 340)) * 5
+        drawn.append((prompt, await draw(engine, tokens=4, prompt=prompt)))
 
     async with anyio.create_task_group() as tasks:
         for start in range(6):
             tasks.start_soon(add, start)
-    assert max(engine_host.first.gap(generation) for generation in drawn) < GAP
+    assert max(engine_host.first.gap(prompt, generation) for prompt, generation in drawn) < GAP
 
 
 async def test_cancelling_a_call_aborts_it_in_the_engine(engine_host: EngineHost, engine: VllmEngine) -> None:
@@ -121,8 +121,8 @@ async def test_new_weights_draw_what_they_must_and_old_ones_draw_the_same_again(
     await engine_host.load(engine_host.second.version)
     after = await draw(engine)
     assert after.weight_versions == (VersionSpan(version=2, start=0, end=60),)
-    assert engine_host.second.gap(after) < GAP
-    assert engine_host.first.gap(after) > 1.0
+    assert engine_host.second.gap(PROMPT, after) < GAP
+    assert engine_host.first.gap(PROMPT, after) > 1.0
     await engine_host.load(engine_host.first.version)
     assert (await draw(engine)).completion_ids == before.completion_ids
 
@@ -133,7 +133,7 @@ async def test_no_prefix_is_kept_over_new_weights(engine_host: EngineHost, engin
     await engine_host.load(engine_host.second.version)
     fresh = await draw(engine)
     assert fresh.cached_tokens == 0
-    assert engine_host.second.gap(fresh) < GAP
+    assert engine_host.second.gap(PROMPT, fresh) < GAP
 
 
 @asynccontextmanager
@@ -161,9 +161,9 @@ async def test_a_call_that_goes_on_with_new_weights_says_from_where(
         await engine_host.load(engine_host.second.version, in_flight="keep")
     old, new = drawn[0].weight_versions
     assert (old.version, new.version) == (1, 2)
-    assert engine_host.first.gap_between(drawn[0], 0, old.end) < GAP
-    assert engine_host.second.gap_between(drawn[0], new.start, new.end) < GAP
-    assert engine_host.second.gap(await draw(engine)) < GAP
+    assert engine_host.first.gap_between(PROMPT, drawn[0], 0, old.end) < GAP
+    assert engine_host.second.gap_between(PROMPT, drawn[0], new.start, new.end) < GAP
+    assert engine_host.second.gap(PROMPT, await draw(engine)) < GAP
 
 
 async def test_a_call_in_flight_ends_with_the_weights_that_it_began_with(
@@ -173,7 +173,7 @@ async def test_a_call_in_flight_ends_with_the_weights_that_it_began_with(
         await engine_host.load(engine_host.second.version)
         assert drawn, "the load did not wait"
     assert drawn[0].weight_versions == (VersionSpan(version=1, start=0, end=200),)
-    assert engine_host.first.gap(drawn[0]) < GAP
+    assert engine_host.first.gap(PROMPT, drawn[0]) < GAP
 
 
 async def test_weights_that_the_probe_denies_are_not_drawn_from(engine_host: EngineHost, engine: VllmEngine) -> None:

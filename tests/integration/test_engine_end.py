@@ -43,7 +43,7 @@ class OwnEngine:
 
     async def gap(self, policy: TinyPolicy) -> float:
         params = SamplingParams(max_tokens=60, seed=1)
-        return policy.gap(await self.server.engine.generate(PROMPT, params, request_id="test"))
+        return policy.gap(PROMPT, await self.server.engine.generate(PROMPT, params, request_id="test"))
 
 
 def marked_processes(marker: str) -> dict[int, str]:

@@ -55,7 +55,6 @@ async def test_an_answer_becomes_a_generation() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
     generation = await ask(answer([7, 8], weight_versions=spans))
     assert generation == Generation(
-        prompt_ids=(1, 2, 3),
         completion_ids=(7, 8),
         sampling_logprobs=(-3.5, -4.0),
         finish_reason="stop",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clawhpc.engine.parse import parse_reply
 from clawhpc.engine.render import ChatRenderer
-from clawhpc.records import Conversation, FinishReason, Message, Reply, ToolCall
+from clawhpc.records import FinishReason, Message, Reply, ToolCall
 from tests.fakes.chat_tokenizer import write_tokenizer
 
 laws = settings(max_examples=100, deadline=None)
@@ -34,9 +34,8 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
 
 
 def read(renderer: ChatRenderer, ids: Sequence[int], finish_reason: FinishReason = "stop") -> Reply:
-    prompt = renderer.render(Conversation(model="m", messages=(Message(role="user", text="go"),)), {}).prompt_ids
     numbers = count()
-    return parse_reply(renderer, ids, prompt, finish_reason, new_id=lambda: f"call_{next(numbers)}")
+    return parse_reply(renderer, ids, finish_reason, new_id=lambda: f"call_{next(numbers)}")
 
 
 def drawn(renderer: ChatRenderer, text: str) -> list[int]:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
-from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt, TextTokenizer, count_token_ids
+from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
+from clawhpc.engine.tokenizer import TextTokenizer, count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.records import Conversation, Message, Tool, ToolCall
 from tests.fakes.chat_tokenizer import CONTROL, write_tokenizer
@@ -221,10 +222,11 @@ def test_what_conversations_share_is_encoded_once(folder: Path) -> None:
     renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
     for text in ("b", "c"):
         renderer.render(conversation(user("a"), assistant(text), user("d"), tools=[TOOL]), {})
-    assert renderer._head_ids.cache_info().misses == 1
-    before = renderer._tokenizer._encode.cache_info().misses
+    before = renderer._tokenizer.num_encoded
+    renderer.render(conversation(user("a"), tools=[TOOL]), {})
+    assert renderer._tokenizer.num_encoded == before
     renderer.render(conversation(user("another task"), tools=[TOOL]), {})
-    assert renderer._tokenizer._encode.cache_info().misses == before + 1
+    assert renderer._tokenizer.num_encoded == before + len(TextTokenizer(folder).encode("user\nanother task"))
 
 
 def test_other_tools_make_another_prompt(folder: Path) -> None:
@@ -250,8 +252,8 @@ def test_threads_that_share_a_renderer_render_what_one_alone_does(folder: Path) 
     ]
     alone, shared = (ChatRenderer(folder, renderer="qwen3", thinking=False) for _ in range(2))
     with ThreadPoolExecutor(4) as threads:
-        rendered = list(threads.map(lambda one: shared.render(one, {}), long * 2))
-    assert rendered == [alone.render(one, {}) for one in long] * 2
+        rendered = list(threads.map(lambda one: shared.render(one, {}).prompt_ids, long * 2))
+    assert rendered == [alone.render(one, {}).prompt_ids for one in long] * 2
 
 
 def test_token_ids_are_counted_with_the_control_tokens(folder: Path) -> None:

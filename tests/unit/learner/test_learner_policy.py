@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from clawhpc.engine.render import count_token_ids
+from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
 from clawhpc.learner.settings import PolicySettings

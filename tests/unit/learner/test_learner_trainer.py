@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from clawhpc.engine.render import count_token_ids
+from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.callbacks import list_checkpoints

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from clawhpc.records import CallRole, Message, Reply
-from clawhpc.tree.build import build_tree
+from clawhpc.tree.build import build_tree, whole_calls
 from tests.fakes.caller import AGENT_HEADER, ask, policy, session_of, text, tool_result, user
 from tests.fakes.engine import END, FakeEngine, encode_drawn, replies, tool_call
-from tests.fakes.prompts import rebuild_prompt_ids
+from tests.fakes.prompts import rebuild_prompt_ids, repeated_calls
 
 pytestmark = pytest.mark.anyio
 
@@ -53,10 +53,9 @@ async def test_a_recorded_reply_is_grafted_also_when_what_stands_before_it_has_c
         calls = session.calls()
     assert [call.continues_id for call in calls] == [None, 0, 1]
     assert {call.conversation_id for call in calls} == {0}
-    assert calls[2].tokens is not None
-    assert [graft.call_id for graft in calls[2].tokens.grafts] == [0, 1]
+    assert repeated_calls(calls, 2) == [0, 1]
     prompt = engine.requests[2].prompt_ids
-    for graft in calls[2].tokens.grafts:
+    for graft in whole_calls(calls)[2].repeats:
         drawn = calls[graft.call_id].tokens
         assert drawn is not None
         assert prompt[graft.start : graft.start + graft.length] == drawn.completion_ids
@@ -87,9 +86,9 @@ async def test_equal_replies_of_different_calls_keep_their_order() -> None:
         await ask(session, user("a"), reply, user("a"), reply, user("a"))
         # The same again after the harness has edited the first message: no history is exact any more.
         await ask(session, user("edited"), reply, user("a"), reply, user("a"), reply, user("b"))
-        edited = session.calls()[3]
-    assert edited.tokens is not None
-    assert [graft.call_id for graft in edited.tokens.grafts] == [0, 1, 2]
+        calls = session.calls()
+    edited = calls[3]
+    assert repeated_calls(calls, edited.call_id) == [0, 1, 2]
     assert edited.continues_id == 2
 
 
@@ -101,9 +100,9 @@ async def test_an_edited_conversation_is_told_from_its_twin_by_what_its_last_rep
             main += [await ask(session, *main), user("go on")]
             sub += [await ask(session, *sub), user("go on")]
         await ask(session, user("edited"), *main[1:])
-        edited = session.calls()[4]
-    assert edited.tokens is not None
-    assert [graft.call_id for graft in edited.tokens.grafts] == [0, 2]
+        calls = session.calls()
+    edited = calls[4]
+    assert repeated_calls(calls, edited.call_id) == [0, 2]
 
 
 async def test_an_edited_conversation_that_was_cut_back_finds_the_reply_by_what_it_answered() -> None:
@@ -112,7 +111,8 @@ async def test_an_edited_conversation_that_was_cut_back_finds_the_reply_by_what_
         reply = await ask(session, user("a"), user("first"))
         await ask(session, user("a"), user("first"), reply, user("second"))
         await ask(session, user("edited"), user("first"), reply, user("third"))
-        cut = session.calls()[2]
+        calls = session.calls()
+    cut = calls[2]
     assert cut.continues_id == 0
 
 
@@ -130,8 +130,7 @@ async def test_equal_conversations_of_which_one_is_ahead_are_not_mixed() -> None
         calls = session.calls()
     assert [call.continues_id for call in calls] == [None, None, 1, 1, 3, 4]
     assert rebuild_prompt_ids(calls, 5) == engine.requests[5].prompt_ids
-    assert calls[5].tokens is not None
-    assert [graft.call_id for graft in calls[5].tokens.grafts] == [1, 3, 4]
+    assert repeated_calls(calls, 5) == [1, 3, 4]
 
 
 async def test_replies_in_another_order_than_they_were_drawn_are_still_grafted() -> None:
@@ -139,9 +138,9 @@ async def test_replies_in_another_order_than_they_were_drawn_are_still_grafted()
     async with session_of(policy(engine)) as session:
         one, two = await ask(session, user("a")), await ask(session, user("b"))
         await ask(session, user("c"), two, user("d"), one, user("e"))
-        mixed = session.calls()[2]
-    assert mixed.tokens is not None
-    assert [graft.call_id for graft in mixed.tokens.grafts] == [1, 0]
+        calls = session.calls()
+    mixed = calls[2]
+    assert repeated_calls(calls, mixed.call_id) == [1, 0]
     assert (mixed.continues_id, mixed.new_messages) == (0, (Message(role="user", text="e"),))
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawhpc.engine.ids import PromptIds
 from clawhpc.proxy.tokens import TokenStore
 from clawhpc.records import CallTokens, Generation, VersionSpan
 
@@ -14,9 +15,8 @@ Ids = tuple[int, ...]
 ids = st.lists(st.integers(0, 2), max_size=8).map(tuple)
 
 
-def generation(prompt: Ids, completion: Ids = ()) -> Generation:
+def generation(completion: Ids = ()) -> Generation:
     return Generation(
-        prompt_ids=prompt,
         completion_ids=completion,
         sampling_logprobs=(-1.0,) * len(completion),
         finish_reason="stop",
@@ -40,7 +40,8 @@ def test_each_call_is_stored_as_a_difference_to_the_call_that_it_extends_the_fur
     store, whole, stored = TokenStore(), {}, {}
     for call_id in order:
         prompt, completion = calls[call_id]
-        parent, tokens = store.add(call_id, generation(prompt, completion), continues_id=None)
+        added = store.add(call_id, PromptIds.of(prompt), generation(completion), continues_id=None)
+        parent, tokens = added.parent_id, added.written_out()
         earlier = {other: longest_by_definition(whole[other], prompt) for other in whole if other < call_id}
         longest = max(earlier.values(), default=0)
         assert tokens.prefix_length == longest
@@ -48,7 +49,7 @@ def test_each_call_is_stored_as_a_difference_to_the_call_that_it_extends_the_fur
         assert parent is None or earlier[parent] == longest
         stored[call_id], whole[call_id] = (parent, tokens), prompt + completion
         assert rebuilt(call_id, stored) == prompt
-        assert store.completion_ids(call_id) == completion
+        assert tokens.completion_ids == completion
 
 
 def rebuilt(call_id: int, stored: dict[int, tuple[int | None, CallTokens]]) -> Ids:
@@ -61,13 +62,13 @@ def rebuilt(call_id: int, stored: dict[int, tuple[int | None, CallTokens]]) -> I
 def test_of_two_calls_that_drew_the_same_the_continued_one_is_the_parent(continued: int) -> None:
     store = TokenStore()
     for call_id in (0, 1):
-        store.add(call_id, generation((1, 2), (3,)), continues_id=None)
-    assert store.add(2, generation((1, 2, 3, 4)), continues_id=continued)[0] == continued
+        store.add(call_id, PromptIds.of((1, 2)), generation((3,)), continues_id=None)
+    assert store.add(2, PromptIds.of((1, 2, 3, 4)), generation(), continues_id=continued).parent_id == continued
 
 
 def test_only_new_tokens_are_kept() -> None:
     store, prompt = TokenStore(), (0,)
     for call_id in range(100):
-        _, tokens = store.add(call_id, generation(prompt, (call_id, 7)), continues_id=call_id - 1)
-        assert len(tokens.suffix_ids) == 1
+        stored = store.add(call_id, PromptIds.of(prompt), generation((call_id, 7)), continues_id=call_id - 1)
+        assert len(stored.tail) == 1 + 2
         prompt = (*prompt, call_id, 7, 5)
