@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawhpc.errors import ungrouped
 from clawhpc.proxy.respond import Responder
@@ -40,6 +40,8 @@ KEEP_ALIVE_S = 8.0
 """Between the events of a silent stream. The strictest harness seen gives up after 90 s; 10 s is usual."""
 MAX_BODY_BYTES = 64 * 2**20
 """Of a request; one that is larger gets 413. Most windows allow less: `Session.max_bytes`."""
+BODY_S = 60.0
+"""For a request to arrive whole, over a socket of the same machine. What takes longer does not mean to end."""
 SHUTDOWN_S = 2.0
 """How long answers may still be written after the session has ended."""
 
@@ -88,7 +90,13 @@ def build_app(session: Session, model: str, keep_alive_s: float, strict: bool) -
         Route("/", _probe, methods=["GET", "HEAD"]),
     ]
     base = Route(session.base_path, _probe, methods=["GET", "HEAD"])
-    return Starlette(routes=[base, Mount(session.base_path, routes=routes)])
+    return partial(_watched, session, Starlette(routes=[base, Mount(session.base_path, routes=routes)]))
+
+
+async def _watched(session: Session, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """What escapes from `app` is a bug of ours: the rollout ends as failed by the proxy, and no reward is made of it."""
+    with session.failures_stop("answering a request"):
+        await app(scope, receive, send)
 
 
 def _gemini_routes(session: Session, model: str, answering: Callable[..., Awaitable[ASGIApp]]) -> Iterator[Route]:
@@ -116,7 +124,8 @@ async def _answer(
     stream = "text/event-stream" in request.headers.get("accept", "")
     try:
         body = await _read_body(session, request)
-        wire = protocol.parse_request(body)
+        async with session.reading:
+            wire = protocol.parse_request(body)
         stream = wire.conversation.stream
         if strict and wire.unlisted:
             raise FieldUnlisted(wire.unlisted[0])
@@ -149,7 +158,8 @@ async def _answer(
 async def _count_tokens(session: Session, protocol: Anthropic | Gemini, request: Request) -> Response:
     try:
         body = await _read_body(session, request)
-        wire = protocol.parse_request(body)
+        async with session.reading:
+            wire = protocol.parse_request(body)
         return json_response(protocol.count_body(await session.count_tokens(wire.conversation, len(body))))
     except WireError as error:
         return error_response(protocol, error)
@@ -173,8 +183,10 @@ async def _model(request: Request) -> Response:
     return json_response(_lister(request).model_body(request.path_params["model"]))
 
 
-def _lister(request: Request) -> Anthropic | OpenAIChat:
-    """Two protocols have the same path for their models, and one of them a header that tells it."""
+def _lister(request: Request) -> Anthropic | OpenAIChat | Gemini:
+    """Three protocols have the same path for their models, and two of them a header that tells them."""
+    if "x-goog-api-key" in request.headers:
+        return Gemini()
     return Anthropic() if "anthropic-version" in request.headers else OpenAIChat()
 
 
@@ -191,17 +203,21 @@ async def _read_body(session: Session, request: Request) -> bytes:
     """The whole body, if it can fit the window. One that cannot is received all the same, or its sender would not
     look for the answer; nothing of it is kept.
     """
+    session.admit_request()
     chunks: list[bytes] = []
     num_bytes = 0
     try:
-        async for chunk in request.stream():
-            num_bytes += len(chunk)
-            if num_bytes > MAX_BODY_BYTES:
-                raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {MAX_BODY_BYTES} bytes")
-            if num_bytes <= session.max_bytes:
-                chunks.append(chunk)
-            else:
-                chunks.clear()
+        with anyio.fail_after(BODY_S):
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                if num_bytes > MAX_BODY_BYTES:
+                    raise WireError(ErrorKind.TOO_LARGE, f"request body is larger than {MAX_BODY_BYTES} bytes")
+                if num_bytes <= session.max_bytes:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
+    except TimeoutError as error:
+        raise WireError(ErrorKind.INVALID, f"the body had not arrived whole after {BODY_S:g} s") from error
     except ClientDisconnect as error:
         raise WireError(ErrorKind.INVALID, "the connection was closed before the whole body had arrived") from error
     session.refuse_unread(num_bytes)

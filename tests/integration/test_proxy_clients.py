@@ -1,4 +1,4 @@
-"""The official Anthropic and OpenAI clients against the real proxy on a real unix socket, with the real chat format."""
+"""The official clients of three providers against the real proxy on a real unix socket, with the real chat format."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import anthropic
 import httpx2
 import openai
 import pytest
+from google import genai
+from google.genai import types
 from tokenizers import Tokenizer
 
 from clawhpc.engine.render import ChatRenderer
@@ -40,12 +42,13 @@ READ_TWICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Clients:
-    """One session, and both clients on it. They validate strictly and do not retry."""
+    """One session, and all clients on it. They validate strictly and do not retry."""
 
     session: Session
     engine: FakeEngine
     anthropic: anthropic.AsyncAnthropic
     openai: openai.AsyncOpenAI
+    gemini: genai.client.AsyncClient
 
     def check_tokens(self) -> None:
         """Each prompt is rebuilt as the engine received it, and the calls are one path."""
@@ -87,6 +90,9 @@ async def clients_of(folder: Path, *said: str | Exception) -> AsyncIterator[Clie
             engine=engine,
             anthropic=anthropic.AsyncAnthropic(base_url=url, _strict_response_validation=True, **strict),
             openai=openai.AsyncOpenAI(base_url=f"{url}/v1", _strict_response_validation=True, **strict),
+            gemini=genai.Client(
+                api_key="x", http_options=types.HttpOptions(base_url=url, httpx_async_client=http, timeout=10_000)
+            ).aio,
         )
 
 
@@ -214,3 +220,95 @@ async def test_the_openai_client_lists_the_model_and_meets_errors_as_its_own(tmp
             await ask_openai(clients, True, model="policy", messages=[{"role": "user", "content": "hi"}])
         with pytest.raises(openai.InternalServerError):
             await ask_openai(clients, False, model="policy", messages=[{"role": "user", "content": "hello"}])
+
+
+GEMINI_TOOLS: Any = [
+    {"function_declarations": [{"name": "Read", "description": "Read a file.", "parameters_json_schema": PARAMETERS}]}
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_gemini_client_runs_a_tool_loop_on_one_path(tmp_path: Path, stream: bool) -> None:
+    async with clients_of(tmp_path, READ_TWICE, "Both read. ✅") as clients:
+        config = types.GenerateContentConfig(
+            system_instruction="Be brief.",
+            tools=GEMINI_TOOLS,
+            max_output_tokens=500,
+            automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
+        )
+        chat = clients.gemini.chats.create(model="policy", config=config)
+        first = await ask_gemini(chat, stream, "Read both.")
+        assert (first.text, first.finish_reason) == ("Let me look.", types.FinishReason.STOP)
+        assert [call.args for call in first.calls] == [{"path": "a.txt", "limit": 1.0}, {"path": "b.txt"}]
+        results = [
+            types.Part(function_response=types.FunctionResponse(id=call.id, name=call.name, response={"output": "ok"}))
+            for call in first.calls
+        ]
+        second = await ask_gemini(chat, stream, results)
+        assert (second.text, second.finish_reason) == ("Both read. ✅", types.FinishReason.STOP)
+        clients.check_tokens()
+        for answer, call in zip((first, second), clients.session.calls(), strict=True):
+            assert answer.usage.prompt_token_count == call.usage.input_tokens
+            assert answer.usage.candidates_token_count == call.usage.output_tokens
+            assert not call.unlisted
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeminiAnswer:
+    """What a chat said, from one response or from all that were streamed."""
+
+    text: str
+    calls: list[types.FunctionCall]
+    finish_reason: types.FinishReason | None
+    usage: types.GenerateContentResponseUsageMetadata
+
+
+async def ask_gemini(chat: genai.chats.AsyncChat, stream: bool, message: Any) -> GeminiAnswer:
+    if stream:
+        chunks = [chunk async for chunk in await chat.send_message_stream(message)]
+    else:
+        chunks = [await chat.send_message(message)]
+    last = chunks[-1]
+    assert last.candidates is not None
+    assert last.usage_metadata is not None
+    parts = [part for chunk in chunks for part in chunk.parts or ()]
+    return GeminiAnswer(
+        text="".join(part.text for part in parts if part.text),
+        calls=[part.function_call for part in parts if part.function_call],
+        finish_reason=last.candidates[0].finish_reason,
+        usage=last.usage_metadata,
+    )
+
+
+async def test_the_gemini_client_reads_keep_alives_empty_replies_and_length_stops(tmp_path: Path) -> None:
+    async with clients_of(tmp_path, "", "long reply") as clients:
+        clients.engine.delay_s = 0.1
+        empty = await ask_gemini(clients.gemini.chats.create(model="policy"), True, "hi")
+        assert (empty.text, empty.finish_reason) == ("", types.FinishReason.STOP)
+        config = types.GenerateContentConfig(max_output_tokens=4)
+        cut = await ask_gemini(clients.gemini.chats.create(model="policy", config=config), True, "again")
+        assert (cut.text, cut.finish_reason) == ("long", types.FinishReason.MAX_TOKENS)
+
+
+async def test_the_gemini_client_counts_lists_and_meets_errors_as_its_own(tmp_path: Path) -> None:
+    async with clients_of(tmp_path, "ok", EngineError("gone")) as clients:
+        models = clients.gemini.models
+        assert [model.name async for model in await models.list()] == ["models/policy"]
+        assert (await models.get(model="policy")).name == "models/policy"
+        counted = await models.count_tokens(model="policy", contents="hi")
+        await models.generate_content(model="policy", contents="hi")
+        assert counted.total_tokens == clients.session.calls()[0].usage.input_tokens
+        with pytest.raises(
+            genai.errors.ClientError, match=f"exceeds the maximum number of tokens allowed .{WINDOW}."
+        ) as caught:
+            await ask_gemini(clients.gemini.chats.create(model="policy"), True, "x " * WINDOW)
+        assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
+        image = types.Part.from_bytes(data=b"", mime_type="image/png")
+        with pytest.raises(genai.errors.ClientError, match="inlineData is not supported: this model reads text only"):
+            await models.generate_content(model="policy", contents=[image])
+        with pytest.raises(genai.errors.ServerError, match="overloaded") as broken:
+            await ask_gemini(clients.gemini.chats.create(model="policy"), True, "again")
+        assert broken.value.code == 503, "it came inside the stream"
+        with pytest.raises(genai.errors.ServerError) as refused:
+            await models.generate_content(model="policy", contents="hello")
+        assert refused.value.code == 503
