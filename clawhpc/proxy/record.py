@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import anyio
 
 from clawhpc.engine.render import RecordedReply
-from clawhpc.proxy.history import ReplyIndex
+from clawhpc.proxy.history import RecordedHistory, ReplyIndex
 from clawhpc.proxy.respond import Prompt, Response
 from clawhpc.proxy.tokens import TokenStore
 from clawhpc.records import CallRecord, CallRole, Conversation, Tool, Usage
 from clawhpc.wire.base import WireError, WireRequest
-from clawhpc.wire.canonical import History, digest_history, digest_reply
+from clawhpc.wire.canonical import History, digest_reply
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,8 +77,7 @@ class CallMemory:
 
     def match(self, conversation: Conversation) -> tuple[History, dict[int, int]]:
         """The identity of a conversation's messages, and `OpenCall.matched`."""
-        history = digest_history(conversation.messages)
-        return history, self._replies.match(conversation.messages, history)
+        return self._replies.match(conversation.messages)
 
     def recorded_replies(self, matched: Mapping[int, int]) -> dict[int, RecordedReply]:
         """The ids of matched replies by message index; those of text-only calls have none."""
@@ -102,7 +101,15 @@ class CallMemory:
             self._drawn[call.call_id] = RecordedReply(
                 call_id=call.call_id, completion_ids=stored.completion_ids, prompt=rendered
             )
-        self._replies.add(call.call_id, call.history, digest_reply(response.reply), call.continues_id)
+        self._replies.add(
+            digest_reply(response.reply),
+            RecordedHistory(
+                call_id=call.call_id,
+                messages=call.request.conversation.messages,
+                history=call.history,
+                matched=call.matched,
+            ),
+        )
         self._record(call, response, parent_id=parent_id, failure="", ended=ended)
 
     def give_up(self, call: OpenCall, failure: str, ended: float) -> None:

@@ -8,7 +8,7 @@ message (ids, cache_control, reasoning) has no part in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -35,13 +35,21 @@ class History:
     """`chain[i]` is the digest of all messages before index i; one longer than `messages`."""
 
 
+EMPTY_HISTORY = History(messages=(), chain=(b"",))
+
+
 def digest_history(messages: Sequence[Message]) -> History:
     """Equal histories have equal chains. Linear in the bytes of the messages."""
-    digests = tuple(digest_message(message) for message in messages)
-    chain = [b""]
-    for digest in digests:
+    return extend_history(EMPTY_HISTORY, map(digest_message, messages))
+
+
+def extend_history(history: History, digests: Iterable[bytes]) -> History:
+    """`history` with more messages, of which there are the digests."""
+    new = tuple(digests)
+    chain = [history.chain[-1]]
+    for digest in new:
         chain.append(extend_chain(chain[-1], digest))
-    return History(messages=digests, chain=tuple(chain))
+    return History(messages=history.messages + new, chain=history.chain + tuple(chain[1:]))
 
 
 def extend_chain(before: bytes, message: bytes) -> bytes:
