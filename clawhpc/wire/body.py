@@ -14,11 +14,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
+from clawhpc.memo import Memo
 from clawhpc.wire.base import FieldRefused, decode_body, fingerprint_fields
 from clawhpc.wire.fields import FieldTable, Findings, merge_findings
 
-MAX_KNOWN_BYTES = 32 * 2**20
-"""Of pieces that one reader remembers as fresh; as much again is kept that was not asked for since."""
+MAX_KNOWN_BYTES = 64 * 2**20
+"""Of pieces that one reader remembers, their overhead included."""
 KNOWN_OVERHEAD_BYTES = 1000
 """What remembering a piece costs beside its bytes, about."""
 
@@ -74,18 +75,14 @@ class PieceReader(Generic[Piece_T, Value_T]):
     ) -> None:
         self._decoder: msgspec.json.Decoder[Piece_T] = msgspec.json.Decoder(kind)
         self._convert, self._table, self._at = convert, table, at
-        self._max_known_bytes = max_known_bytes
-        self._known: dict[bytes, tuple[Value_T, Findings]] = {}
-        self._older: dict[bytes, tuple[Value_T, Findings]] = {}
-        self._known_bytes = 0
+        self._known: Memo[bytes, tuple[Value_T, Findings]] = Memo(max_known_bytes)
 
     def read(self, raw: Raw, root: str) -> tuple[Value_T, Findings]:
         """The value of one piece. Raises `WireError`, which calls the place of the piece `root`."""
         piece = bytes(raw)
         known = self._known.get(piece)
         if known is None:
-            known = self._older.get(piece) or self._read_new(piece, root)
-            self._remember(piece, known)
+            known = self._known.put(piece, self._read_new(piece, root), len(piece) + KNOWN_OVERHEAD_BYTES)
         return known
 
     def read_each(self, raws: Sequence[Raw], root: str) -> tuple[list[Value_T], Findings]:
@@ -96,15 +93,6 @@ class PieceReader(Generic[Piece_T, Value_T]):
     def _read_new(self, piece: bytes, root: str) -> tuple[Value_T, Findings]:
         value = self._convert(decode_body(piece, self._decoder, root))
         return value, self._table.inspect(decode_body(piece, _any, root), self._at)
-
-    def _remember(self, piece: bytes, read: tuple[Value_T, Findings]) -> None:
-        """When as much is known as may be, that which was not asked for since the last such time is forgotten."""
-        num_bytes = len(piece) + KNOWN_OVERHEAD_BYTES
-        if self._known_bytes + num_bytes > self._max_known_bytes:
-            self._older, self._known, self._known_bytes = self._known, {}, 0
-        if num_bytes <= self._max_known_bytes:
-            self._known[piece] = read
-            self._known_bytes += num_bytes
 
 
 def refuse(found: Findings) -> None:

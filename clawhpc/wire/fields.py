@@ -146,11 +146,15 @@ class FieldTable:
         )
 
     def lists(self, path: str) -> bool:
-        """Is there a row for `path`, or for something below it?"""
-        try:
-            self._find(path)
-        except KeyError:
-            return False
+        """Is there a row for `path`, for something below it, or for something that it is part of?"""
+        node = self._root
+        for step in _steps(path):
+            if node.row is not None and not node.named and node.each is None:
+                return True
+            known = node.each if step == "[]" else node.named.get(step)
+            if known is None:
+                return False
+            node = known
         return True
 
     def _find(self, path: str, *, make: bool = False) -> _Node:

@@ -175,6 +175,7 @@ class _Refusal(Struct, tag="refusal"):
 
 
 _Content = str | list[_InputText | _OutputText | _Text | _ReasoningText | _SummaryText | _Refusal] | None
+_Output = str | list[_InputText | _OutputText | _Text] | None
 
 
 class _Item(Struct):
@@ -190,7 +191,7 @@ class _Item(Struct):
     arguments: str | None = None
     input: str | None = None
     call_id: str | None = None
-    output: _Content = None
+    output: _Output = None
 
 
 class _NamedTool(Struct):
@@ -268,7 +269,7 @@ def _given(item: _Item, name: str) -> str:
     return value
 
 
-def _join(content: _Content) -> str:
+def _join(content: _Content | _Output) -> str:
     if isinstance(content, str):
         return content
     return join_blocks(part.refusal if isinstance(part, _Refusal) else part.text for part in content or ())

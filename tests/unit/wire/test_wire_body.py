@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw, Struct
+
+from clawhpc.wire.base import FieldRefused, WireError
+from clawhpc.wire.body import KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
+from clawhpc.wire.fields import FieldTable, honoured, overridden, refused, rendered
+
+TABLE = FieldTable(
+    rendered("words", "words", "words[].text"),
+    honoured("length", "length"),
+    overridden("ours", "heat"),
+    refused("none", "image", "words[].image"),
+)
+
+
+class Word(Struct):
+    text: str
+
+
+class Body(Struct):
+    words: list[Raw]
+    length: int = 0
+
+
+def body_of(**fields: Any) -> bytes:
+    return json.dumps({"words": [], **fields}).encode()
+
+
+class Counting:
+    """Reads words, and counts how often it had to."""
+
+    def __init__(self, max_known_bytes: int = 2**20) -> None:
+        self.count = 0
+        self.reader = PieceReader(Word, self.convert, TABLE, "words[]", max_known_bytes)
+
+    def convert(self, word: Word) -> list[str]:
+        self.count += 1
+        return [word.text]
+
+    def read(self, *words: str) -> list[list[str]]:
+        return self.reader.read_each([Raw(json.dumps({"text": word}).encode()) for word in words], "$.words")[0]
+
+
+def test_a_body_is_read_but_for_its_pieces() -> None:
+    read = BodyReader(Body, TABLE, frozenset({"words"})).read(body_of(words=[{"strange": 1}], length=3, heat=0, new=1))
+    assert read.fields.length == 3
+    assert (read.found.unlisted, read.found.overridden) == (("new",), ("heat",))
+
+
+def test_a_piece_is_read_once_and_comes_back_as_the_same_object() -> None:
+    counting = Counting()
+    first, second = counting.read("a", "b"), counting.read("a", "b", "c")
+    assert counting.count == 3
+    assert all(one is other for one, other in zip(first, second, strict=False))
+
+
+def test_what_a_known_piece_holds_is_found_every_time() -> None:
+    reader = PieceReader(Word, lambda word: word.text, TABLE, "words[]")
+    for _ in range(2):
+        _, found = reader.read_each([Raw(b'{"text": "a", "new": 1, "image": "x"}')], "$.words")
+        assert found.unlisted == ("words[].new",)
+        with pytest.raises(FieldRefused, match=r"words\[\]\.image is not supported: none"):
+            refuse(found)
+
+
+def test_a_piece_that_cannot_be_read_is_named_by_its_place_every_time() -> None:
+    reader = PieceReader(Word, lambda word: word.text, TABLE, "words[]")
+    for _ in range(2):
+        with pytest.raises(WireError, match=r"`\$\.words\[1\]\.text`"):
+            reader.read_each([Raw(b'{"text": "a"}'), Raw(b'{"text": 1}')], "$.words")
+
+
+def test_what_is_remembered_is_bounded_and_what_is_in_use_stays() -> None:
+    counting = Counting(max_known_bytes=8 * (KNOWN_OVERHEAD_BYTES + 20))
+    for index in range(100):
+        counting.read("always", f"once {index}")
+    assert counting.count == 101
+    assert len(counting.reader._known) <= 8
+
+
+def test_a_piece_over_the_bound_is_read_and_not_remembered() -> None:
+    counting = Counting(max_known_bytes=2 * (KNOWN_OVERHEAD_BYTES + 20))
+    assert counting.read("x" * 100) == counting.read("x" * 100) == [["x" * 100]]
+    assert counting.count == 2
