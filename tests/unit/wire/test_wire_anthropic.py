@@ -7,7 +7,7 @@ import pytest
 
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.anthropic import Anthropic
-from clawhpc.wire.base import ContextOverflow, ErrorKind, ReplyHead, WireError
+from clawhpc.wire.base import ContextOverflow, ErrorKind, FieldRefused, FieldUnlisted, ReplyHead, WireError
 from clawhpc.wire.canonical import digest_history
 
 WIRE = Anthropic()
@@ -124,6 +124,46 @@ def test_tools_and_sampling_are_read() -> None:
     assert parse(user("hi")).sampling.tool_choice == "auto"
 
 
+def test_what_was_asked_is_told_from_what_is_given() -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 10,
+        "messages": [user([text("hi", cache_control={"type": "ephemeral"}, colour="red")])],
+        "tools": [{"name": "Bash", "input_schema": {}, "strict": True, "cache_control": {}}],
+        "temperature": 0,
+        "top_p": 1,
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": False},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high", "format": {"type": "json_schema"}},
+        "stop_sequences": ["END"],
+        "metadata": {"user_id": "x"},
+        "new_in_2027": None,
+    }
+    given = WIRE.parse_request(json.dumps(body).encode())
+    assert given.overridden == (
+        "temperature",
+        "tool_choice.type",
+        "thinking",
+        "output_config.effort",
+        "output_config.format",
+        "tools[].strict",
+    )
+    assert given.unlisted == ("new_in_2027", "messages[].content[].colour")
+
+
+def test_a_tool_reference_in_a_result_is_the_name_of_the_tool() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "Grep"}]}
+    assert parse(user([result])).messages == (Message(role="tool", text="Grep", tool_call_id="t"),)
+
+
+def test_a_reply_that_a_stop_string_ended_says_which() -> None:
+    usage = Usage(input_tokens=5, output_tokens=2)
+    body = WIRE.reply_body(HEAD, Reply(text="Once", stop_sequence="upon"), usage)
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "upon")
+    body = WIRE.reply_body(HEAD, Reply(text="Once"), usage)
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
+
+
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
@@ -135,6 +175,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ([user([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}])], {}, "content of type 'image'"),
         ([{"role": "assistant", "content": [{"type": "server_tool_use"}]}], {}, "`$.messages[0].content[0]`"),
         ([user("a")], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`$.tools[0].type`"),
+        ([user("a")], {"tools": [{"name": "Bash"}]}, "missing required field `input_schema` - at `$.tools[0]`"),
+        ([user("a")], {"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported: it would run or be kept at"),
+        ([user("a")], {"container": "c"}, "container is not supported"),
         ([user("a")], {"system": [IMAGE]}, "'image' - at `$.system[0].type`"),
         ([user("a")], {"model": None}, "`$.model`"),
         ([user("a")], {"max_tokens": "many"}, "`$.max_tokens`"),
@@ -196,6 +239,8 @@ def test_cached_input_is_counted_apart_and_only_once() -> None:
         (WireError(ErrorKind.OVERLOADED, "busy"), 529, "overloaded_error", "busy"),
         (WireError(ErrorKind.NOT_FOUND, "ended"), 404, "not_found_error", "ended"),
         (WireError(ErrorKind.TOO_LARGE, "big"), 413, "request_too_large", "big"),
+        (FieldUnlisted("messages[].x"), 400, "invalid_request_error", "messages[].x: Extra inputs are not permitted"),
+        (FieldRefused("container", "no"), 400, "invalid_request_error", "container is not supported: no"),
         (WireError(ErrorKind.LIMIT, "calls"), 400, "invalid_request_error", "calls"),
     ],
 )

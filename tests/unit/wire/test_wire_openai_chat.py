@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
-from clawhpc.wire.base import ContextOverflow, ErrorKind, ReplyHead, WireError
+from clawhpc.wire.base import ContextOverflow, ErrorKind, FieldRefused, FieldUnlisted, ReplyHead, WireError
 from clawhpc.wire.openai_chat import OpenAIChat
 from clawhpc.wire.openai_chat_request import ChatForm
 
@@ -98,6 +98,30 @@ def test_no_line_break_of_any_client_splits_an_event() -> None:
     assert all(line == "" or line.startswith("data: ") for line in events.splitlines())
 
 
+def test_what_was_asked_is_told_from_what_is_given() -> None:
+    body = {
+        "model": "m",
+        "messages": [user([{"type": "text", "text": "hi", "colour": "red"}])],
+        "temperature": 0,
+        "top_p": 0.9,
+        "tool_choice": "required",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "json_object"},
+        "frequency_penalty": 0,
+        "logprobs": False,
+        "chat_template_kwargs": {"enable_thinking": True},
+        "stop": ["END"],
+        "n": 1,
+        "store": False,
+        "functions": [],
+        "new_in_2027": 1,
+    }
+    given = WIRE.parse_request(json.dumps(body).encode())
+    assert given.overridden == ("temperature", "top_p", "tool_choice", "response_format", "chat_template_kwargs")
+    assert given.unlisted == ("new_in_2027", "messages[].content[].colour")
+    assert given.conversation.sampling.stop == ("END",)
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
@@ -113,6 +137,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
         ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}], {}, "'custom'"),
         ([{"role": "assistant", "tool_calls": [{}]}], {}, "`$.messages[0].tool_calls[0]`"),
         ([user("a")], {"tools": [{"type": "web_search"}]}, "`$.tools[0]"),
+        ([user("a")], {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "a tool of type 'custom' is not supp"),
+        ([user("a")], {"functions": [{"name": "x"}]}, "functions is not supported: it is the form before `tools`"),
+        ([user("a")], {"modalities": ["text", "audio"]}, "modalities is not supported: this model writes text only"),
+        ([user("a")], {"web_search_options": {"user_location": None}}, "web_search_options is not supported"),
         ([user("a")], {"n": 2}, "n is not supported: only one"),
         ([user("a")], {"stream": "yes"}, "`$.stream`"),
         ([user("a")], {"tool_choice": 3}, "`$.tool_choice`"),
@@ -131,6 +159,19 @@ def test_an_overflow_has_the_providers_words_and_code() -> None:
     assert status == 400
     assert body["error"]["code"] == "context_length_exceeded"
     assert body["error"]["message"].startswith("This model's maximum context length is 8192 tokens. However, your")
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "code"),
+    [
+        (FieldUnlisted("x"), "x", "unknown_parameter"),
+        (FieldRefused("n", "one only"), "n", "unsupported_parameter"),
+        (WireError(ErrorKind.INVALID, "why"), None, None),
+    ],
+)
+def test_an_error_names_the_parameter(error: WireError, param: str | None, code: str | None) -> None:
+    status, body = WIRE.error_body(error)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, code)
 
 
 @pytest.mark.parametrize(
