@@ -99,7 +99,8 @@ class Anthropic:
 
     def model_body(self, model: str) -> Json:
         """What there is to know of the model."""
-        return {"type": "model", "id": model, "display_name": model, "created_at": "2026-01-01T00:00:00Z"}
+        known = {"display_name": model, "created_at": "2026-01-01T00:00:00Z", "lifecycle": "active"}
+        return {"type": "model", "id": model, **known}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

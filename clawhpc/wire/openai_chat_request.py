@@ -53,6 +53,7 @@ FIELDS = FieldTable(
         *("reasoning_effort", "reasoning", "thinking", "enable_thinking", "chat_template_kwargs"),
     ),
     ignored("roles say who speaks", "messages[].name"),
+    ignored("what a client makes of a message for itself", "messages[].parsed", f"{CALL}.function.parsed_arguments"),
     ignored("the order of a list says it", f"{CALL}.index"),
     ignored("opaque reasoning of a provider; the text of it stands in `reasoning`", "messages[].reasoning_details"),
     ignored("citations are not written", "messages[].annotations"),

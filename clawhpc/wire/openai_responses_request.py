@@ -77,6 +77,7 @@ FIELDS = FieldTable(
     ignored("padding against eavesdroppers", "stream_options.include_obfuscation"),
     ignored("items are known by their order", f"{ITEM}.id", f"{ITEM}.status", f"{ITEM}.phase"),
     ignored("who made the call: always the model", f"{ITEM}.caller"),
+    ignored("what a client makes of an item for itself", f"{ITEM}.parsed_arguments", f"{ITEM}.content[].parsed"),
     ignored("nothing is written there", f"{ITEM}.content[].annotations", f"{ITEM}.content[].logprobs"),
     ignored("every tool is offered, in full", f"{TOOL}.defer_loading", f"{INNER}.defer_loading"),
     ignored("only the model calls tools", f"{TOOL}.allowed_callers", f"{INNER}.allowed_callers"),

@@ -190,6 +190,8 @@ async def test_the_clients_read_keep_alives_empty_replies_and_length_stops(tmp_p
 
 async def test_the_anthropic_client_counts_tokens_and_meets_errors_as_its_own(tmp_path: Path) -> None:
     async with clients_of(tmp_path, "ok", EngineError("gone"), "unused") as clients:
+        assert [model.id async for model in clients.anthropic.models.list()] == ["policy"]
+        assert (await clients.anthropic.models.retrieve("policy")).id == "policy"
         said: list[Any] = [{"role": "user", "content": "hi"}]
         counted = await clients.anthropic.messages.count_tokens(model="policy", messages=said)
         answered = await ask_anthropic(clients, False, model="policy", max_tokens=9, messages=said)
@@ -212,6 +214,7 @@ async def test_the_anthropic_client_counts_tokens_and_meets_errors_as_its_own(tm
 async def test_the_openai_client_lists_the_model_and_meets_errors_as_its_own(tmp_path: Path) -> None:
     async with clients_of(tmp_path, EngineError("gone")) as clients:
         assert [model.id async for model in clients.openai.models.list()] == ["policy"]
+        assert (await clients.openai.models.retrieve("policy")).id == "policy"
         too_long: Any = [{"role": "user", "content": "x " * WINDOW}]
         with pytest.raises(openai.BadRequestError, match="maximum context length is 4000 tokens") as caught:
             await clients.openai.chat.completions.create(model="policy", messages=too_long, stream=True)
@@ -225,6 +228,84 @@ async def test_the_openai_client_lists_the_model_and_meets_errors_as_its_own(tmp
 GEMINI_TOOLS: Any = [
     {"function_declarations": [{"name": "Read", "description": "Read a file.", "parameters_json_schema": PARAMETERS}]}
 ]
+
+
+RESPONSES_TOOLS: Any = [
+    {
+        "type": "namespace",
+        "name": "mcp__lab",
+        "description": "The lab.",
+        "tools": [{"type": "function", "name": "Read", "description": "Read a file.", "parameters": PARAMETERS}],
+    },
+    {"type": "custom", "name": "apply_patch", "description": "Patch files."},
+]
+READ_AND_PATCH = (
+    '<tool_call>\n{"name": "mcp__lab__Read", "arguments": {"path": "a.txt", "limit": 1.0}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n+é"}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_openai_client_runs_a_tool_loop_of_responses_on_one_path(tmp_path: Path, stream: bool) -> None:
+    async with clients_of(tmp_path, READ_AND_PATCH, "Both done. ✅") as clients:
+        items: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Do both."}]
+        request: Any = {
+            "model": "policy",
+            "max_output_tokens": 500,
+            "instructions": "You are an agent.",
+            "tools": RESPONSES_TOOLS,
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+        }
+        first = await ask_responses(clients, stream, input=items, **request)
+        called, patched = first.output
+        assert called.type == "function_call"
+        assert (called.name, called.namespace) == ("Read", "mcp__lab")
+        assert json.loads(called.arguments) == {"path": "a.txt", "limit": 1.0}
+        assert patched.type == "custom_tool_call"
+        assert (patched.name, patched.input) == ("apply_patch", "*** Begin Patch\n+é")
+        items += [item.to_dict() for item in first.output]
+        items.append({"type": "function_call_output", "call_id": called.call_id, "output": "ok"})
+        items.append({"type": "custom_tool_call_output", "call_id": patched.call_id, "output": "done"})
+        second = await ask_responses(clients, stream, input=items, **request)
+        assert (second.status, second.output_text) == ("completed", "Both done. ✅")
+        clients.check_tokens()
+        for response, call in zip((first, second), clients.session.calls(), strict=True):
+            assert response.usage is not None
+            assert response.usage.input_tokens == call.usage.input_tokens
+            assert response.usage.output_tokens == call.usage.output_tokens
+            assert call.unlisted == ()
+
+
+async def ask_responses(clients: Clients, stream: bool, **request: Any) -> openai.types.responses.Response:
+    if not stream:
+        return await clients.openai.responses.create(**request)
+    async with clients.openai.responses.stream(**request) as events:
+        return await events.get_final_response()
+
+
+async def test_the_openai_client_reads_every_end_of_a_response(tmp_path: Path) -> None:
+    async with clients_of(tmp_path, "", "long reply", EngineError("gone"), "unused") as clients:
+        clients.engine.delay_s = 0.1
+        empty = await ask_responses(clients, True, model="policy", input="hi")
+        assert (empty.status, empty.output) == ("completed", [])
+        cut = await ask_responses(clients, False, model="policy", input="again", max_output_tokens=4)
+        assert (cut.status, cut.output_text) == ("incomplete", "long")
+        assert cut.incomplete_details is not None
+        assert cut.incomplete_details.reason == "max_output_tokens"
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 4000 tokens") as caught:
+            await clients.openai.responses.create(model="policy", input="x " * WINDOW)
+        assert caught.value.code == "context_length_exceeded"
+        image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "auto"}]}]
+        with pytest.raises(openai.BadRequestError, match="content of type 'input_image' is not supported"):
+            await clients.openai.responses.create(model="policy", input=image)
+        with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+            await clients.openai.responses.create(model="policy", input="hi", previous_response_id="resp_1")
+        events = await clients.openai.responses.create(model="policy", input="more", stream=True)
+        last = [event async for event in events][-1]
+        assert last.type == "response.failed"
+        assert last.response.error is not None
+        assert last.response.error.code == "server_error"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -31,6 +31,7 @@ async def serving(
     folder: Path,
     *,
     sampling: PolicySampling = ROOMY,
+    strict: bool = False,
 ) -> AsyncIterator[tuple[Session, httpx2.AsyncClient]]:
     """A session and a client whose base URL is the session's."""
     socket = folder / "p.sock"
@@ -43,6 +44,7 @@ async def serving(
             socket=socket,
             model="policy-7",
             keep_alive_s=0.05,
+            strict=strict,
         ) as session,
         client_of(session, socket) as client,
     ):
@@ -178,6 +180,76 @@ async def test_the_small_endpoints_answer(tmp_path: Path) -> None:
         assert len(session.calls()) == 1
 
 
+async def test_models_are_listed_in_the_form_of_who_asks(tmp_path: Path) -> None:
+    async with serving(FakeEngine(replies()), tmp_path) as (_, client):
+        assert (await client.get("/v1/models")).json()["object"] == "list"
+        assert (await client.get("/v1/models/some/name")).json()["id"] == "some/name"
+        asking = {"anthropic-version": "2023-06-01"}
+        assert (await client.get("/v1/models", headers=asking)).json()["first_id"] == "policy-7"
+        assert (await client.get("/v1/models/x", headers=asking)).json()["type"] == "model"
+        assert (await client.get("/api/v1/models")).status_code == 404
+
+
+def responses_body(words: str = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "policy", "input": [user(words)], **fields}
+
+
+async def test_a_response_streams_with_its_own_keep_alives(tmp_path: Path) -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    async with serving(engine, tmp_path) as (session, client):
+        async with client.stream("POST", "/v1/responses", json=responses_body(stream=True)) as response:
+            seen = ""
+            async for piece in response.aiter_text():
+                seen += piece
+                if event_names(seen).count("response.in_progress") == 3 and engine.gate is not None:
+                    engine.gate.set()
+        assert [name for name in event_names(seen) if name != "response.in_progress"] == [
+            "response.created",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        assert session.calls()[0].protocol == "openai_responses"
+
+
+async def test_an_overflow_is_told_in_a_stream_of_responses(tmp_path: Path) -> None:
+    small = PolicySampling(context_window=20)
+    async with serving(FakeEngine(replies()), tmp_path, sampling=small) as (_, client):
+        plain = await client.post("/v1/responses", json=responses_body("x" * 50))
+        assert (plain.status_code, plain.json()["error"]["code"]) == (400, "context_length_exceeded")
+        streamed = await client.post("/v1/responses", json=responses_body("y" * 50, stream=True))
+        assert event_names(streamed.text)[-1] == "response.failed"
+        assert '"code":"context_length_exceeded"' in streamed.text
+        accepting = {"accept": "text/event-stream"}
+        unread = await client.post("/v1/responses", content=b"[" * (3 * ALWAYS_READ_BYTES), headers=accepting)
+        assert event_names(unread.text)[-1] == "response.failed"
+
+
+async def test_what_was_not_obeyed_is_recorded_and_an_unlisted_field_is_refused_only_under_strict(
+    tmp_path: Path,
+) -> None:
+    odd = {"temperature": 0, "new_in_2027": 1}
+    paths = {"/v1/messages": anthropic_body(**odd), "/v1/chat/completions": anthropic_body(**odd)}
+    paths["/v1/responses"] = responses_body(**odd)
+    async with serving(FakeEngine(lambda prompt: "a"), tmp_path) as (session, client):
+        for path, body in paths.items():
+            assert (await client.post(path, json=body)).status_code == 200
+        assert [call.unlisted for call in session.calls()] == [("new_in_2027",)] * 3
+        assert [call.overridden for call in session.calls()] == [("temperature",)] * 3
+    async with serving(FakeEngine(lambda prompt: "a"), tmp_path, strict=True) as (session, client):
+        for path, body in paths.items():
+            response = await client.post(path, json=body)
+            assert response.status_code == 400
+            assert "new_in_2027" in response.json()["error"]["message"]
+            del body["new_in_2027"]
+            assert (await client.post(path, json=body)).status_code == 200
+        assert len(session.calls()) == 3
+
+
 async def test_nobody_gets_in_without_the_token_or_after_the_end(tmp_path: Path) -> None:
     async with serving(FakeEngine(replies("a")), tmp_path) as (session, client):
         wrong = session.base_path[:-1] + ("a" if session.base_path[-1] != "a" else "b")
@@ -207,7 +279,7 @@ async def test_bad_bodies_are_refused_without_a_call(
 ) -> None:
     monkeypatch.setattr("clawhpc.proxy.app.MAX_BODY_BYTES", 10_000)
     async with serving(FakeEngine(replies()), tmp_path) as (session, client):
-        for path in ("/v1/messages", "/v1/chat/completions"):
+        for path in ("/v1/messages", "/v1/chat/completions", "/v1/responses"):
             response = await client.post(path, content=content)
             assert response.status_code == status
             assert response.json()["error"]["message"]
