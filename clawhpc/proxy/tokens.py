@@ -114,14 +114,15 @@ class TokenStore:
     def _shared_lengths(self, prompt: array[int], before: int) -> Iterator[tuple[int, int]]:
         """(call, tokens that its prompt and completion share with `prompt` from the start), for calls before `before`.
 
-        Walks down from the roots. A call whose branching point lies beyond what its parent shares is left out, with
-        all below it: it shares exactly what its parent does.
+        Walks down from the roots. A call that parts from its parent beyond what that shares with the prompt shares just
+        as much; one whose prompt parts from it before shares less. Both are left out, with all below them.
         """
         waiting = [(child, 0) for child in self._children[None]]
         while waiting:
             call_id, reached = waiting.pop()
             stored = self._calls[call_id]
-            if call_id >= before or stored.prefix_length > reached:
+            parts = len(stored.tail) > len(stored.completion_ids)
+            if call_id >= before or stored.prefix_length > reached or (parts and stored.prefix_length < reached):
                 continue
             shared = stored.prefix_length + shared_length(stored.tail, prompt, stored.prefix_length)
             yield call_id, shared
