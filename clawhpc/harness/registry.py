@@ -7,10 +7,11 @@ from pathlib import Path
 from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCode
+from clawhpc.harness.gemini_cli import GeminiCli
 from clawhpc.harness.pi import Pi
 from clawhpc.harness.qwen_code import QwenCode
 
-ADAPTERS: dict[str, type[Harness]] = {adapter.name: adapter for adapter in (ClaudeCode, Pi, QwenCode)}
+ADAPTERS: dict[str, type[Harness]] = {adapter.name: adapter for adapter in (ClaudeCode, Pi, QwenCode, GeminiCli)}
 """Every harness, in the order in which people read of them."""
 
 

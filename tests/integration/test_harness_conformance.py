@@ -20,6 +20,7 @@ import pytest
 from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCodeSettings
+from clawhpc.harness.gemini_cli import GeminiCliSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import make_harness
@@ -55,6 +56,7 @@ NO_COMPACTION = [
     pytest.param("claude_code", ClaudeCodeSettings(), id="claude_code bare"),
     pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
     pytest.param("pi", PiSettings(), id="pi"),
+    pytest.param("gemini_cli", GeminiCliSettings(), id="gemini_cli bare"),
 ]
 ALWAYS_COMPACTION = [pytest.param("qwen_code", QwenCodeSettings(), id="qwen_code")]
 EVERY_HARNESS = pytest.mark.parametrize(("name", "settings"), [*NO_COMPACTION, *ALWAYS_COMPACTION])

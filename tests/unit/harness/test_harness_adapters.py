@@ -21,6 +21,7 @@ from clawhpc.records import (
     Tool,
 )
 
+BASE_URLS = {"ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"}
 BOTH = pytest.mark.parametrize("name", ADAPTERS)
 URL = "http://127.0.0.1:8377/s/token"
 TOOL = Tool(name="Bash", description="", parameters={})
@@ -66,7 +67,7 @@ def test_the_plan_is_the_same_for_every_rollout_but_for_url_and_instruction(name
     first = harness(name).launch_plan(request("A", "http://127.0.0.1:8377/s/a"))
     second = harness(name).launch_plan(request("B", "http://127.0.0.1:8377/s/b"))
     assert first.argv[:-1] == second.argv[:-1]
-    assert {key for key in first.env if first.env[key] != second.env[key]} <= {"ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"}
+    assert {key for key in first.env if first.env[key] != second.env[key]} <= BASE_URLS
 
 
 @BOTH
