@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import anyio
 
 from clawhpc.engine.render import RecordedReply
-from clawhpc.proxy.history import RecordedHistory, ReplyIndex
+from clawhpc.proxy.history import HeardHistory, ReplyIndex
 from clawhpc.proxy.respond import Prompt, Response
 from clawhpc.proxy.tokens import TokenStore
 from clawhpc.records import CallRecord, CallRole, Conversation, Tool, Usage
 from clawhpc.wire.base import WireError, WireRequest
-from clawhpc.wire.canonical import History, digest_reply
 
 
 @dataclass(kw_only=True, eq=False)
@@ -29,9 +28,8 @@ class OpenCall:
     role: CallRole
     headers: dict[str, str]
     """Those from which the role was read."""
-    history: History
-    matched: dict[int, int]
-    """Index of each message that repeats a recorded reply -> the call that drew it, ascending."""
+    heard: HeardHistory
+    """What its messages repeat."""
     received_at: float
     """Seconds since the epoch."""
     started: float
@@ -53,7 +51,7 @@ class OpenCall:
     @property
     def continues_id(self) -> int | None:
         """The call whose reply is the last recorded one in the history."""
-        return next(reversed(self.matched.values()), None)
+        return self.heard.continues_id
 
 
 class CallMemory:
@@ -75,8 +73,8 @@ class CallMemory:
         record, stored = self._records[call_id], self._tokens.get(call_id)
         return record if stored is None else dataclasses.replace(record, tokens=stored.written_out())
 
-    def match(self, conversation: Conversation) -> tuple[History, dict[int, int]]:
-        """The identity of a conversation's messages, and `OpenCall.matched`."""
+    def match(self, conversation: Conversation) -> HeardHistory:
+        """What the messages of a conversation repeat."""
         return self._replies.match(conversation.messages)
 
     def recorded_replies(self, matched: Mapping[int, int]) -> dict[int, RecordedReply]:
@@ -95,21 +93,13 @@ class CallMemory:
                 response.generation,
                 continues_id=call.continues_id,
                 grafts=rendered.grafts,
-                reencoded_replies=rendered.reencoded_replies,
+                reencoded_replies=rendered.reencoded_replies + call.heard.num_rewritten,
             )
             parent_id = stored.parent_id
             self._drawn[call.call_id] = RecordedReply(
                 call_id=call.call_id, completion_ids=stored.completion_ids, prompt=rendered
             )
-        self._replies.add(
-            digest_reply(response.reply),
-            RecordedHistory(
-                call_id=call.call_id,
-                messages=call.request.conversation.messages,
-                history=call.history,
-                matched=call.matched,
-            ),
-        )
+        self._replies.add(call.call_id, response.reply, call.heard)
         self._record(call, response, parent_id=parent_id, failure="", ended=ended)
 
     def give_up(self, call: OpenCall, failure: str, ended: float) -> None:
@@ -142,7 +132,7 @@ class CallMemory:
             role=call.role,
             protocol=call.protocol,
             headers=call.headers,
-            new_messages=conversation.messages[max(call.matched, default=-1) + 1 :],
+            new_messages=conversation.messages[max(call.heard.matched, default=-1) + 1 :],
             tools=() if tools_same else conversation.tools,
             tools_same=tools_same,
             requested=conversation.sampling,

@@ -163,8 +163,8 @@ class Session:
         self._refuse_after_end()
         try:
             with self._failures_stop("counting tokens"):
-                _, matched = self._memory.match(conversation)
-                return (await self._prepare(conversation, matched, num_bytes)).num_tokens
+                heard = self._memory.match(conversation)
+                return (await self._prepare(conversation, heard.matched, num_bytes)).num_tokens
         except ContextOverflow as overflow:
             return overflow.num_tokens
 
@@ -217,7 +217,7 @@ class Session:
         role: CallRole,
         headers: dict[str, str],
     ) -> OpenCall:
-        history, matched = self._memory.match(request.conversation)
+        heard = self._memory.match(request.conversation)
         call = OpenCall(
             call_id=self._num_calls,
             key=key,
@@ -225,8 +225,7 @@ class Session:
             request=request,
             role=role,
             headers=headers,
-            history=history,
-            matched=matched,
+            heard=heard,
             received_at=self._now(),
             started=anyio.current_time(),
         )
@@ -252,7 +251,7 @@ class Session:
         try:
             with call.scope:
                 with self._failures_stop(f"rendering call {call.call_id}"):
-                    call.prompt = await self._prepare(call.request.conversation, call.matched, num_bytes)
+                    call.prompt = await self._prepare(call.request.conversation, call.heard.matched, num_bytes)
                 call.prepared.set()
                 with self._failures_stop(f"answering call {call.call_id}"):
                     await self._answer(call)
