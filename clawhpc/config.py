@@ -37,6 +37,7 @@ from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
+from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import ADAPTERS
@@ -84,6 +85,7 @@ class HarnessChoice:
     claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
     pi: PiSettings = field(default_factory=PiSettings)
     qwen_code: QwenCodeSettings = field(default_factory=QwenCodeSettings)
+    opencode: OpencodeSettings = field(default_factory=OpencodeSettings)
     gemini_cli: GeminiCliSettings = field(default_factory=GeminiCliSettings)
 
     def __post_init__(self) -> None:

@@ -1,9 +1,10 @@
 """Qwen Code 0.24.4, headless: a Node program, OpenAI Chat Completions. Node is pinned and installed with it.
 
-Its compaction cannot be switched off. A background agent's end comes as a user message of the main loop. Volatile text
-in its prompts: the day's date, before the instruction; the process group of each command, and the session's id in the
-path of a background agent's file, in tool results. The listing of the workspace, which would stand before the
-instruction, is switched off.
+It tries a failed call seven times, after waits of 1.5 s to 30 s; less cannot be set. Its compaction cannot be switched
+off. A reply that begins with a tag such as `<summary>` is thrown away and asked for again. A background agent's end
+comes as a user message of the main loop. Volatile text in its prompts: the day's date, before the instruction; the
+process group of each command, and the session's id in the path of a background agent's file, in tool results. The
+listing of the workspace, which would stand before the instruction, is switched off.
 """
 
 from __future__ import annotations
@@ -50,8 +51,6 @@ CONSTANT_SETTINGS: dict[str, dict[str, Any]] = {
 class QwenCodeSettings(HarnessSettings):
     """What a campaign may choose."""
 
-    max_retries: int = 2
-    """Of one failed call, after waits of 0.5 s to 4 s; a broken stream has retries of its own."""
     command_timeout_s: int = 30
     """Of one command, unless the model asks for another."""
 
@@ -100,7 +99,7 @@ class QwenCode:
         generation = {
             "contextWindowSize": request.context_window,
             "samplingParams": {"max_tokens": request.max_output_tokens},
-            **{"maxRetries": self.settings.max_retries, "retryInitialDelayMs": 1000, "retryMaxDelayMs": 4000},
+            **{"maxRetries": 0, "retryInitialDelayMs": 1000, "retryMaxDelayMs": 4000},
         }
         return {
             "model": {"skipStartupContext": True, "generationConfig": generation},

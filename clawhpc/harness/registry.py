@@ -8,10 +8,11 @@ from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCode
 from clawhpc.harness.gemini_cli import GeminiCli
+from clawhpc.harness.opencode import Opencode
 from clawhpc.harness.pi import Pi
 from clawhpc.harness.qwen_code import QwenCode
 
-ADAPTERS: dict[str, type[Harness]] = {adapter.name: adapter for adapter in (ClaudeCode, Pi, QwenCode, GeminiCli)}
+ADAPTERS: dict[str, type[Harness]] = {adapter.name: adapter for adapter in (ClaudeCode, Pi, QwenCode, Opencode, GeminiCli)}
 """Every harness, in the order in which people read of them."""
 
 

@@ -22,10 +22,10 @@ def settings_of(harness: QwenCode, request: LaunchRequest) -> dict[str, Any]:
 def test_qwen_code_finds_the_proxy_and_knows_the_limits_of_the_model() -> None:
     env = qwen().launch_plan(launch_request()).env
     assert env["OPENAI_BASE_URL"] == f"{URL}/v1"
-    generation = settings_of(qwen(max_retries=1), launch_request(context_window=9000))["model"]["generationConfig"]
+    generation = settings_of(qwen(), launch_request(context_window=9000))["model"]["generationConfig"]
     assert generation["contextWindowSize"] == 9000
     assert generation["samplingParams"] == {"max_tokens": 256}
-    assert (generation["maxRetries"], generation["retryMaxDelayMs"]) == (1, 4000)
+    assert (generation["maxRetries"], generation["retryMaxDelayMs"]) == (0, 4000)
 
 
 def test_qwen_code_is_kept_from_the_outside_and_makes_no_calls_of_its_own() -> None:
