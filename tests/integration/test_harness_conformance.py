@@ -21,6 +21,7 @@ from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
+from clawhpc.harness.mini_swe_agent import MiniSweAgentSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
@@ -58,6 +59,7 @@ NO_COMPACTION = [
     pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
     pytest.param("pi", PiSettings(), id="pi"),
     pytest.param("opencode", OpencodeSettings(), id="opencode"),
+    pytest.param("mini_swe_agent", MiniSweAgentSettings(), id="mini_swe_agent"),
     pytest.param("gemini_cli", GeminiCliSettings(), id="gemini_cli bare"),
 ]
 ALWAYS_COMPACTION = [pytest.param("qwen_code", QwenCodeSettings(), id="qwen_code")]
@@ -233,7 +235,12 @@ class FullOnce(ScriptedResponder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("claude_code", ClaudeCodeSettings(compact=True)), ("pi", PiSettings(compact=True)), ("opencode", OpencodeSettings(compact=True)), *ALWAYS_COMPACTION],
+    [
+        ("claude_code", ClaudeCodeSettings(compact=True)),
+        ("pi", PiSettings(compact=True)),
+        ("opencode", OpencodeSettings(compact=True)),
+        *ALWAYS_COMPACTION,
+    ],
 )
 async def test_compaction_is_told_apart_from_the_main_loop(
     bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
