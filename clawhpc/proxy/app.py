@@ -94,7 +94,7 @@ def build_app(session: Session, model: str, keep_alive_s: float, strict: bool) -
 
 
 async def _watched(session: Session, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """What escapes from `app` is a bug of ours: the rollout ends as failed by the proxy, and no reward is made of it."""
+    """What escapes from `app` is a bug of ours: the rollout ends as failed by the proxy, without a reward."""
     with session.failures_stop("answering a request"):
         await app(scope, receive, send)
 

@@ -144,7 +144,7 @@ class Session:
         `num_bytes`: of the request. Raises `WireError`.
         """
         self._refuse_after_end()
-        with self._failures_stop("reading the role of a call"):
+        with self.failures_stop("reading the role of a call"):
             role, kept = self._classify(headers, request.conversation)
         key = (protocol, request.fingerprint, *sorted(kept.items()))
         call = self._undelivered.get(key)
@@ -162,7 +162,7 @@ class Session:
         """How many tokens the engine would receive. Nothing is recorded. Raises `WireError`."""
         self._refuse_after_end()
         try:
-            with self._failures_stop("counting tokens"):
+            with self.failures_stop("counting tokens"):
                 heard = self._memory.match(conversation)
                 return (await self._prepare(conversation, heard.matched, num_bytes)).num_tokens
         except ContextOverflow as overflow:
@@ -250,10 +250,10 @@ class Session:
     async def _carry_out(self, call: OpenCall, num_bytes: int) -> None:
         try:
             with call.scope:
-                with self._failures_stop(f"rendering call {call.call_id}"):
+                with self.failures_stop(f"rendering call {call.call_id}"):
                     call.prompt = await self._prepare(call.request.conversation, call.heard.matched, num_bytes)
                 call.prepared.set()
-                with self._failures_stop(f"answering call {call.call_id}"):
+                with self.failures_stop(f"answering call {call.call_id}"):
                     await self._answer(call)
         except WireError as error:
             self._give_up(call, error)
@@ -323,7 +323,7 @@ class Session:
             self._reach("context", f"{self._num_overflows} times what was sent did not fit, at last a {overflow}")
 
     @contextmanager
-    def _failures_stop(self, what: str) -> Iterator[None]:
+    def failures_stop(self, what: str) -> Iterator[None]:
         """A part that fails in here stops the rollout; the harness hears that its provider is overloaded."""
         try:
             with boundary(ProxyError, what):
