@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from clawhpc.records import FinishReason, Reply, Usage
 from clawhpc.wire.anthropic_request import FIELDS, read_request
 from clawhpc.wire.base import (
@@ -66,8 +64,7 @@ class Anthropic:
 
     def turn_events(self, head: ReplyHead, reply: Reply, usage: Usage) -> Iterator[bytes]:
         """Each content block in one delta, then `message_delta` and `message_stop`."""
-        for index, block in enumerate(_content(reply)):
-            start, deltas = _block_events(block)
+        for index, (start, deltas) in enumerate(_growing_content(reply)):
             yield _event("content_block_start", index=index, content_block=start)
             for delta in deltas:
                 yield _event("content_block_delta", index=index, delta=delta)
@@ -138,17 +135,16 @@ def _content(reply: Reply) -> list[Json]:
     return blocks
 
 
-def _block_events(block: Json) -> tuple[Json, list[Json]]:
-    """A block as it starts, and what fills it."""
-    match block["type"]:
-        case "thinking":
-            filled = [{"type": "thinking_delta", "thinking": block["thinking"]}]
-            return {**block, "thinking": ""}, [*filled, {"type": "signature_delta", "signature": ""}]
-        case "text":
-            return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-        case _:
-            arguments = msgspec.json.encode(block["input"]).decode()
-            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+def _growing_content(reply: Reply) -> Iterator[tuple[Json, list[Json]]]:
+    """Each block as it starts, and what fills it. The input of a tool comes as it was drawn."""
+    if reply.thinking:
+        filled = [{"type": "thinking_delta", "thinking": reply.thinking}, {"type": "signature_delta", "signature": ""}]
+        yield {"type": "thinking", "thinking": "", "signature": ""}, filled
+    if reply.text:
+        yield {"type": "text", "text": ""}, [{"type": "text_delta", "text": reply.text}]
+    for call in reply.tool_calls:
+        filled = [{"type": "input_json_delta", "partial_json": call.arguments}]
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, filled
 
 
 def _usage(usage: Usage) -> Json:
