@@ -223,6 +223,7 @@ def _drift_metrics(records: Sequence[RolloutRecord], pruned: Mapping[str, Pruned
     return {
         "drift/copied": float(sum(drift.copied for drift in drifts.values())),
         "drift/reencoded": float(sum(drift.reencoded for drift in drifts.values())),
+        "drift/reencoded_replies": float(sum(drift.reencoded_replies for drift in drifts.values())),
         "drift/unexplained_leaves": float(sum(drift.unexplained_leaves for drift in drifts.values())),
     }
 

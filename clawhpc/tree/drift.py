@@ -27,7 +27,7 @@ class Drift:
     reencoded: int
     """Calls that repeat it in other ids: a defect of the proxy, or a harness that rewrites replies."""
     reencoded_replies: int
-    """All replies, of any call, that could not be grafted."""
+    """Replies that stand in a history as text, those of dropped calls included; see `count_reencoded`."""
     unexplained_leaves: int
     """Live leaves whose reply a live history contains all the same."""
 
@@ -48,9 +48,17 @@ def measure_drift(calls: Sequence[CallRecord], pruned: PrunedTree) -> Drift:
         extended=kinds["extended"],
         copied=kinds["copied"],
         reencoded=kinds["reencoded"],
-        reencoded_replies=sum(call.tokens.reencoded_replies for call in calls if call.tokens),
+        reencoded_replies=count_reencoded(calls),
         unexplained_leaves=len(leaves & set(continued.values())),
     )
+
+
+def count_reencoded(calls: Sequence[CallRecord]) -> int:
+    """Replies of one rollout that were encoded again: 0, or a defect to look at. One counts where it appears, and not
+    again in the calls that go on from there.
+    """
+    seen: dict[int | None, int] = {call.call_id: call.tokens.reencoded_replies for call in calls if call.tokens}
+    return sum(max(0, seen[call.call_id] - seen.get(call.continues_id, 0)) for call in calls if call.call_id in seen)
 
 
 def _kind(tree: CallTree, call_id: int, continues_id: int | None) -> str:

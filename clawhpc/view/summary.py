@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from clawhpc.records import POLICY_OUTCOMES, Outcome, Phase, RolloutRecord, Timings
+from clawhpc.tree.drift import count_reencoded
 
 PARTS = ("boot", "run", "settle", "verify", "teardown")
 """The phases of a rollout, in order of time."""
@@ -58,7 +59,7 @@ def summarise(record: RolloutRecord) -> Row:
         peak_context=max((call.usage.input_tokens for call in record.calls), default=0),
         seconds=sum(parts),
         parts=parts,
-        reencoded=sum(call.tokens.reencoded_replies for call in record.calls if call.tokens),
+        reencoded=count_reencoded(record.calls),
         dropped=record.dropped_leaves,
         started_at=record.timings.started_at,
         trains=record.trains,

@@ -199,7 +199,7 @@ def test_replies_encoded_again_are_counted_and_raise_the_alarm() -> None:
     """Eight rollouts became 64 samples of 1.8 M tokens elsewhere, and nobody was told."""
     session = Session()
     encode_again(session, 5)
-    assert drift(session) == Drift(extended=0, copied=0, reencoded=4, reencoded_replies=10, unexplained_leaves=4)
+    assert drift(session) == Drift(extended=0, copied=0, reencoded=4, reencoded_replies=4, unexplained_leaves=4)
     assert drift(session).alarm
 
 
