@@ -37,6 +37,7 @@ from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
+from clawhpc.harness.mini_swe_agent import MiniSweAgentSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
@@ -84,6 +85,7 @@ class HarnessChoice:
     names: tuple[str, ...] = ("claude_code",)
     claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
     pi: PiSettings = field(default_factory=PiSettings)
+    mini_swe_agent: MiniSweAgentSettings = field(default_factory=MiniSweAgentSettings)
     qwen_code: QwenCodeSettings = field(default_factory=QwenCodeSettings)
     opencode: OpencodeSettings = field(default_factory=OpencodeSettings)
     gemini_cli: GeminiCliSettings = field(default_factory=GeminiCliSettings)

@@ -23,6 +23,8 @@ CONTAINERS_DIR = PACKAGED_CONTAINERS if PACKAGED_CONTAINERS.is_dir() else Path(_
 
 INSTALL_MOUNT = "/harness"
 """Where a sandbox shows the install folder, read-only: at the top, where images have no folder of their own."""
+PYTHON_START = "start_python.py"
+"""Starts a harness that pip installed: its arguments are MODULE:FUNCTION and those of the harness."""
 API_KEY = "sk-clawhpc"
 """Harnesses insist on a key; the proxy knows a rollout by the path of its URL."""
 

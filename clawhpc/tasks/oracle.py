@@ -13,10 +13,12 @@ from dataclasses import replace
 from clawhpc.records import Conversation, Message, Reply, TaskSpec, Tool, ToolCall
 from clawhpc.tasks.families import ShellStep, SmallTask, small_task
 
-SHELL_TOOL_NAMES = frozenset({"bash", "shell", "exec", "exec_command", "run_shell_command"})
+SHELL_TOOL_NAMES = frozenset({"bash", "shell", "exec", "exec_command", "run_shell_command", "terminal"})
 """Lower-cased names under which harnesses offer a shell."""
 COMMAND_ARGUMENTS = ("command", "cmd")
 FINAL_TEXT = "Done."
+SUBMIT_COMMAND = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""How a model ends a run where the prompt asks for this command: mini-swe-agent takes no text for an end."""
 
 
 def task_solution(task: TaskSpec) -> SmallTask:
@@ -29,9 +31,12 @@ def task_solution(task: TaskSpec) -> SmallTask:
 def oracle_reply(task: SmallTask, conversation: Conversation) -> Reply:
     """What a model that solves `task` says next: its next command, or after the last one a short text."""
     done = sum(len(message.tool_calls) for message in conversation.messages)
-    if done >= len(task.steps):
+    steps = task.steps
+    if any(SUBMIT_COMMAND in message.text for message in conversation.messages):
+        steps = (*steps, ShellStep(command=SUBMIT_COMMAND))
+    if done >= len(steps):
         return Reply(text=FINAL_TEXT)
-    call = shell_call(conversation.tools, task.steps[done], call_id=f"call_{done}")
+    call = shell_call(conversation.tools, steps[done], call_id=f"call_{done}")
     return Reply(tool_calls=(call,), finish_reason="tool_calls")
 
 

@@ -64,6 +64,8 @@ NO_COMPACTION = [
 ]
 ALWAYS_COMPACTION = [pytest.param("qwen_code", QwenCodeSettings(), id="qwen_code")]
 EVERY_HARNESS = pytest.mark.parametrize(("name", "settings"), [*NO_COMPACTION, *ALWAYS_COMPACTION])
+NUM_AT_ONCE = 3
+"""Rollouts of one test: harnesses take seconds of CPU time to start, and each has its own deadline."""
 SUMMARY = "<summary>Nothing is done yet.</summary>"
 
 Script = Callable[[Conversation], Reply]
@@ -157,9 +159,13 @@ async def test_the_oracle_solves_every_family_and_a_conversation_carries_over_to
     harness = bench.harness(name, settings)
     last: dict[str, Conversation] = {}
 
+    at_once = anyio.CapacityLimiter(NUM_AT_ONCE)
+
     async def solve(task: TaskSpec) -> None:
         recorder = Recorder(partial(oracle_reply, task_solution(task)))
-        check_solved(task, harness, await bench.run(harness, task, ScriptedResponder(script=recorder)))
+        async with at_once:
+            record = await bench.run(harness, task, ScriptedResponder(script=recorder))
+        check_solved(task, harness, record)
         last[task.task_id] = recorder.asked[-1]
 
     pairs = [lay_tasks(tmp_path / family, family, 2) for family in FAMILIES]

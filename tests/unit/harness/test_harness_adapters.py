@@ -21,7 +21,7 @@ from clawhpc.records import (
     Tool,
 )
 
-BASE_URLS = {"ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"}
+BASE_URLS = {"ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "OPENAI_API_BASE", "GOOGLE_GEMINI_BASE_URL"}
 BOTH = pytest.mark.parametrize("name", ADAPTERS)
 URL = "http://127.0.0.1:8377/s/token"
 TOOL = Tool(name="Bash", description="", parameters={})

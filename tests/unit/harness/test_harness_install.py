@@ -12,7 +12,7 @@ from clawhpc.harness.registry import ADAPTERS, make_harness
 CONTAINERS = Path(__file__).parents[3] / "containers"
 PINS = CONTAINERS / "harness"
 CLAUDE = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
-BOTH = pytest.mark.parametrize("name", ADAPTERS)
+FROM_NPM = pytest.mark.parametrize("name", [name for name in ADAPTERS if (PINS / name / "package.json").exists()])
 
 
 class Npm:
@@ -26,7 +26,7 @@ class Npm:
             "#!/bin/sh",
             f'echo "$PWD $*" >>{self.log}',
             "exit 1" if fails else "",
-            f"mkdir -p {Path(CLAUDE).parent} .npm",
+            f"mkdir -p {Path(CLAUDE).parent} .home",
             f"cat >{CLAUDE} <<'EOF'\n{program}EOF",
             f"chmod 700 {CLAUDE}",
         ]
@@ -56,7 +56,7 @@ def test_an_install_is_made_once_whole_and_for_everybody_to_read(tmp_path: Path)
     install = npm.cache / "harness" / "claude_code-2.1.328"
     assert (install / CLAUDE).stat().st_mode & 0o777 == 0o755
     assert install.stat().st_mode & 0o777 == 0o755
-    assert not (install / ".npm").exists()
+    assert not (install / ".home").exists()
     make_harness("claude_code", ADAPTERS["claude_code"].settings_type(), npm.cache / "harness").check_install()
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_harness_is_refused_with_the_known_ones(tmp_path: Path) -> No
     assert npm.num_calls == 0
 
 
-@BOTH
+@FROM_NPM
 def test_the_pins_are_those_of_the_adapter_exact_and_without_the_name_of_a_host(name: str) -> None:
     harness = make_harness(name, ADAPTERS[name].settings_type(), Path("/cache"))
     package = json.loads((PINS / name / "package.json").read_text())

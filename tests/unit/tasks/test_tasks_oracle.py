@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.records import Conversation, Message, TaskSpec, Tool
+from clawhpc.records import Conversation, Message, Reply, TaskSpec, Tool
 from clawhpc.tasks.families import FAMILIES, SmallTask, draw_task
-from clawhpc.tasks.oracle import FINAL_TEXT, carry_over, oracle_reply, task_solution
+from clawhpc.tasks.oracle import FINAL_TEXT, SUBMIT_COMMAND, carry_over, oracle_reply, task_solution
 
 ANY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 BASH = Tool(name="Bash", description="Runs a command.", parameters={"type": "object", "properties": {"command": {}}})
@@ -79,6 +79,15 @@ def test_an_output_that_stands_twice_in_a_result_cannot_be_carried_over() -> Non
     messages = (*conversation.messages[:3], doubled, *conversation.messages[4:])
     with pytest.raises(ValueError, match="stands 2 times, not once, in a tool message"):
         carry_over(replace(conversation, messages=messages), old, new)
+
+
+def test_a_run_ends_with_the_command_that_the_prompt_asks_for() -> None:
+    task = draw_task("create", random.Random(0), "train")
+    held = held_conversation(task)
+    assert oracle_reply(task, held) == Reply(text=FINAL_TEXT)
+    asked = Message(role="user", text=f"Submit by issuing `{SUBMIT_COMMAND}`.")
+    (call,) = oracle_reply(task, replace(held, messages=(asked, *held.messages))).tool_calls
+    assert json.loads(call.arguments) == {"command": SUBMIT_COMMAND}
 
 
 def test_a_harness_without_a_shell_is_refused() -> None:
