@@ -91,8 +91,9 @@ class PieceReader(Generic[Piece_T, Value_T]):
         return [value for value, _ in read], merge_findings(found for _, found in read)
 
     def _read_new(self, piece: bytes, root: str) -> tuple[Value_T, Findings]:
+        fields = decode_body(piece, _any, root)  # first: it reads also what the decoder leaves raw
         value = self._convert(decode_body(piece, self._decoder, root))
-        return value, self._table.inspect(decode_body(piece, _any, root), self._at)
+        return value, self._table.inspect(fields, self._at)
 
 
 def refuse(found: Findings) -> None:
