@@ -23,25 +23,27 @@ def parse_reply(
     finish_reason: FinishReason,
     *,
     new_id: Callable[[], str],
-    stop: Sequence[str] = (),
+    stop_sequence: str = "",
 ) -> Reply:
     """What a completion says. `new_id` names its tool calls, one by one, in order.
 
-    The text ends before the first of the strings in `stop`. A reply with a readable tool call finishes for `tool_calls`
-    even where it was cut after that call.
+    The text ends before `stop_sequence`, where that has ended it. A reply with a readable tool call finishes for
+    `tool_calls` even where it was cut after that call.
     """
     ids = _until_stop(completion_ids, renderer.stop_token_ids)
     parsed = _parse(renderer, ids)
-    content, stop_sequence = _before_stop(parsed.content, stop)
-    texts = [content]
+    texts = _texts(renderer, ids, parsed)
+    if stop_sequence:
+        texts = [text.partition(stop_sequence)[0] for text in texts]
     calls: list[ToolCall] = []
+    malformed: list[str] = []
     for attempt in parsed.tool_calls:
         read = _read_call(attempt)
         if read is None:
-            texts.append(_as_drawn(renderer, ids, attempt))
+            malformed.append(_as_drawn(renderer, ids, attempt))
         else:
             calls.append(ToolCall(id=new_id(), name=read[0], arguments=read[1]))
-    texts += _texts_after_calls(renderer, ids, parsed)
+    texts[1:1] = malformed
     cut = finish_reason != "stop"
     return Reply(
         text=_valid("\n".join(text for text in texts if text), cut=cut),
@@ -52,24 +54,28 @@ def parse_reply(
     )
 
 
-def length_at_stop(renderer: ChatRenderer, completion_ids: Sequence[int], stop: Sequence[str]) -> int | None:
-    """How many tokens there are up to the one that completes the first of the strings in `stop`; None without one.
+def find_stop(renderer: ChatRenderer, completion_ids: Sequence[int], stop: Sequence[str]) -> tuple[int, str] | None:
+    """How many tokens there are up to the one that completes the first of the strings in `stop`, and that string.
 
-    What counts is the text: a stop string in thinking or in a tool call stops nothing, as with the providers.
+    What counts is the text: a stop string in thinking or in a tool call stops nothing.
     """
+    ids = list(completion_ids)
 
-    def stopped(length: int) -> bool:
-        return bool(_before_stop(_parse(renderer, list(completion_ids[:length])).content, stop)[1])
-
-    if not stop or not stopped(len(completion_ids)):
+    def first_in(length: int) -> tuple[str, int, str] | None:
+        for text in _texts(renderer, ids[:length], _parse(renderer, ids[:length])):
+            if hits := [(text.index(one), one) for one in stop if one and one in text]:
+                return text, *min(hits)
         return None
-    return bisect_left(range(len(completion_ids)), True, key=stopped)
 
-
-def _before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
-    """The text before the first stop string, and that string; all of it, and none."""
-    at, found = min(((text.index(one), one) for one in stop if one and one in text), default=(len(text), ""))
-    return text[:at], found
+    if not any(stop) or not first_in(len(ids)):
+        return None
+    length = bisect_left(range(len(ids)), True, key=lambda length: first_in(length) is not None)
+    stopped = first_in(length)
+    assert stopped is not None, "what a completion says only grows"
+    text, at, found = stopped
+    drawn = renderer.decode(ids[:length])
+    until = drawn[: drawn.rindex(text) + at + len(found)]  # blanks at the end are part of a text when more follows
+    return bisect_left(range(length), True, key=lambda length: renderer.decode(ids[:length]).startswith(until)), found
 
 
 def _until_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> list[int]:
@@ -111,12 +117,12 @@ def _as_drawn(renderer: ChatRenderer, ids: list[int], attempt: ParsedToolCall) -
     return renderer.decode(ids[start:end])
 
 
-def _texts_after_calls(renderer: ChatRenderer, ids: list[int], parsed: ParsedResponse) -> list[str]:
-    """What stands between tool calls and after the last, where the chat format says where these stand."""
+def _texts(renderer: ChatRenderer, ids: list[int], parsed: ParsedResponse) -> list[str]:
+    """What stands before the tool calls; between them and after the last, where the chat format says where they are."""
     spans = [attempt.token_span for attempt in parsed.tool_calls if attempt.token_span is not None]
     starts = [start for start, _ in spans[1:]] + [len(ids)]
-    texts = (renderer.decode(ids[end:start]).strip() for (_, end), start in zip(spans, starts, strict=False))
-    return [text for text in texts if text]
+    later = (renderer.decode_letters(ids[end:start]).strip() for (_, end), start in zip(spans, starts, strict=False))
+    return [parsed.content, *(text for text in later if text)]
 
 
 def _valid(text: str, *, cut: bool = False) -> str:

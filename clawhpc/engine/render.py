@@ -37,8 +37,8 @@ UNFIT = {
 }
 """Renderers that exist and cannot be taken, with the reason."""
 KEPT_BYTES = 32 * 2**20
-"""Of beginnings of conversations, up to the first reply, whose ids are known: all rollouts of a group share one. As many
-again of turns whose reply was not drawn here.
+"""Of beginnings of conversations, up to the first reply, whose ids are known: all rollouts of a group share one. As
+many again of turns whose reply was not drawn here.
 """
 BYTES_PER_ID = 12
 """Of a known one, with its JSON text."""
@@ -157,6 +157,10 @@ class ChatRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(ids)
+
+    def decode_letters(self, ids: Sequence[int]) -> str:
+        """The text of ids, without control tokens."""
+        return self._tokenizer.decode([token for token in ids if token not in self._tokenizer.control_ids])
 
     def _appends(self) -> bool:
         """Law 1 can be kept: a reply that has ended, and its thinking too, can be followed as it was drawn."""

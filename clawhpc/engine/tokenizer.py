@@ -39,6 +39,7 @@ class TextTokenizer:
         self._all = _load_tokenizer(folder)
         self._letters = _without_control_tokens(self._all)
         self._control = {token.content: number for number, token in self._all.get_added_tokens_decoder().items()}
+        self.control_ids = frozenset(self._control.values())
         names = sorted(map(re.escape, self._control), key=len, reverse=True)
         self._names = re.compile("|".join(names) or "(?!)")
         self._parts = re.compile(f"({self._names.pattern})|{SEAM}")

@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 
 from clawhpc.engine.client import Engine, EngineLost, PromptTooLong, SamplingParams
-from clawhpc.engine.parse import length_at_stop, parse_reply
+from clawhpc.engine.parse import find_stop, parse_reply
 from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
 from clawhpc.records import Conversation, Generation, Reply, Usage
 from clawhpc.wire.base import ContextOverflow
@@ -154,16 +154,15 @@ class PolicyResponder:
         engine_s = anyio.current_time() - start
         if generation.finish_reason == "cancelled":
             raise EngineLost(f"the engine gave up request {draw.request_id}")
-        stop = prompt.conversation.sampling.stop
-        length = length_at_stop(self.renderer, generation.completion_ids, stop)
-        if length is not None:
-            generation = generation.until(length)
+        stopped = find_stop(self.renderer, generation.completion_ids, prompt.conversation.sampling.stop)
+        if stopped is not None:
+            generation = generation.until(stopped[0])
         reply = parse_reply(
             self.renderer,
             generation.completion_ids,
             generation.finish_reason,
             new_id=partial(next, (f"call_{draw.call_id}_{at}" for at in count())),
-            stop=stop,
+            stop_sequence=stopped[1] if stopped else "",
         )
         return Response(reply=reply, generation=generation, prompt_tokens=prompt.num_tokens, engine_s=engine_s)
 

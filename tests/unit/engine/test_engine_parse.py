@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawhpc.engine.parse import parse_reply
+from clawhpc.engine.parse import find_stop, parse_reply
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.records import FinishReason, Message, Reply, ToolCall
 from tests.fakes.chat_tokenizer import write_tokenizer
@@ -150,3 +151,57 @@ def test_a_reply_that_stopped_while_thinking_has_no_text(thinking: ChatRenderer)
 
 def test_a_second_stop_token_ends_the_view(renderer: ChatRenderer) -> None:
     assert read(renderer, [*drawn(renderer, "yes"), 70, 71]).text == "yes"
+
+
+def test_text_between_and_after_calls_joins_the_text_before_them(renderer: ChatRenderer) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    reply = read(renderer, drawn(renderer, f"one\n{call}\ntwo\n{call}{call}</tool_call>\nthree"))
+    assert (reply.text, len(reply.tool_calls)) == ("one\ntwo\nthree", 3)
+
+
+CALLED = '<tool_call>\n{"name": "f", "arguments": {"x": "END"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "kept", "found"),
+    [
+        ("one END two END", ("END",), "one END", "END"),
+        ("END", ("END",), "END", "END"),
+        ("one STOP END", ("END", "STOP"), "one STOP", "STOP"),
+        ("one\n\ntwo", ("\n\n",), "one\n\n", "\n\n"),
+        ("a 😀 END", ("😀",), "a 😀", "😀"),
+        ("<think>\nEND\n</think>\n\none END two", ("END",), "<think>\nEND\n</think>\n\none END", "END"),
+        ("one END" + CALLED, ("END",), "one END", "END"),
+        (CALLED + "two END three", ("END",), CALLED + "two END", "END"),
+    ],
+)
+def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(
+    thinking: ChatRenderer, text: str, stop: tuple[str, ...], kept: str, found: str
+) -> None:
+    by_character = [token for part in re.split("(<[^>]*>)", text) for token in _apart(thinking, part)]
+    for ids in (by_character, drawn(thinking, text)[:-1]):
+        stopped = find_stop(thinking, ids, stop)
+        assert stopped is not None
+        length, sequence = stopped
+        assert sequence == found
+        assert thinking.decode(ids[:length]).startswith(kept)
+        assert not thinking.decode(ids[: length - 1]).startswith(kept)
+    assert thinking.decode(by_character[: find_stop(thinking, by_character, stop)[0]]) == kept  # type: ignore[index]
+
+
+def _apart(renderer: ChatRenderer, part: str) -> list[int]:
+    control = renderer._tokenizer.convert_tokens_to_ids(part)
+    return [control] if control is not None else [one for letter in part for one in renderer._tokenizer.encode(letter)]
+
+
+@pytest.mark.parametrize("stop", [(), ("",), ("never",)])
+def test_without_a_stop_string_in_the_text_nothing_is_cut(thinking: ChatRenderer, stop: tuple[str, ...]) -> None:
+    assert find_stop(thinking, drawn(thinking, "<think>\nEND\n</think>\n\none" + CALLED), stop) is None
+    assert find_stop(thinking, drawn(thinking, "<think>\nEND\n</think>\n\none" + CALLED), ("END",)) is None
+
+
+def test_the_text_of_a_stopped_reply_ends_before_the_stop_string(renderer: ChatRenderer) -> None:
+    ids = drawn(renderer, "one END two")
+    length, found = find_stop(renderer, ids, ("END",))  # type: ignore[misc]
+    reply = parse_reply(renderer, ids[:length], "stop", new_id=str, stop_sequence=found)
+    assert reply == Reply(text="one ", finish_reason="stop", stop_sequence="END")

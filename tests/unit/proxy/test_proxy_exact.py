@@ -12,6 +12,7 @@ from clawhpc.engine.render import ChatRenderer
 from tests.fakes.exact import (
     AnthropicDialect,
     ChatDialect,
+    Dialect,
     check_one_path,
     converse,
     drift_of,
@@ -249,3 +250,24 @@ async def test_the_names_of_control_tokens_are_letters_in_all_that_the_policy_re
     check_one_path(calls, engine)
     control = plain._tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert engine.requests[0].prompt_ids.count(control) == 2, "the user's message, and the reply that is asked for"
+
+
+@pytest.mark.parametrize(("dialect", "asked"), [(ChatDialect(), "stop"), (AnthropicDialect(), "stop_sequences")])
+async def test_a_stop_string_cuts_ids_log_probs_and_versions_and_the_path_goes_on(
+    plain: ChatRenderer, dialect: Dialect, asked: str
+) -> None:
+    said = ("one STOP and " + CALL, CALL + "\nSTOP", "done")
+    calls, engine = await converse(plain, said, dialect, **{asked: ["STOP", "never"]})
+    check_one_path(calls, engine)
+    first, second = (call.tokens for call in calls[:2])
+    assert first is not None
+    assert second is not None
+    assert plain.decode(first.completion_ids) == "one STOP"
+    assert [(span.start, span.end) for span in first.weight_versions] == [(0, len(first.completion_ids))]
+    assert [call.reply and (call.reply.text, call.reply.stop_sequence) for call in calls] == [
+        ("one ", "STOP"),
+        ("", "STOP"),
+        ("done", ""),
+    ]
+    assert [call.reply and len(call.reply.tool_calls) for call in calls] == [0, 1, 0]
+    assert calls[0].requested.stop == ("STOP", "never")
