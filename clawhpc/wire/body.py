@@ -7,7 +7,7 @@ protocol's table of fields, the first time that its bytes are seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,10 +18,12 @@ from clawhpc.memo import Memo
 from clawhpc.wire.base import FieldRefused, decode_body, fingerprint_fields
 from clawhpc.wire.fields import FieldTable, Findings, merge_findings
 
-MAX_KNOWN_BYTES = 64 * 2**20
-"""Of pieces that one reader remembers, their overhead included."""
+MAX_KNOWN_BYTES = 128 * 2**20
+"""Of the pieces that a process remembers; what is made of them takes as much again, about."""
 KNOWN_OVERHEAD_BYTES = 1000
 """What remembering a piece costs beside its bytes, about."""
+KNOWN: Memo[Hashable, Any] = Memo(MAX_KNOWN_BYTES)
+"""Pieces, and what is made of them. It belongs to the process: the heads of all rollouts of a group are the same."""
 
 Body_T = TypeVar("Body_T")
 Piece_T = TypeVar("Piece_T")
@@ -61,8 +63,7 @@ class BodyReader(Generic[Body_T]):
 class PieceReader(Generic[Piece_T, Value_T]):
     """Reads one kind of piece, which stands at the path `at`, and remembers what it made of the latest ones.
 
-    What was read before costs a hash of its bytes, and comes back as the same object. The memory belongs to the
-    process: the heads of all rollouts of a group are the same.
+    What was read before costs a hash of its bytes, and comes back as the same object.
     """
 
     def __init__(
@@ -71,18 +72,19 @@ class PieceReader(Generic[Piece_T, Value_T]):
         convert: Callable[[Piece_T], Value_T],
         table: FieldTable,
         at: str,
-        max_known_bytes: int = MAX_KNOWN_BYTES,
+        known: Memo[Hashable, Any] = KNOWN,
     ) -> None:
         self._decoder: msgspec.json.Decoder[Piece_T] = msgspec.json.Decoder(kind)
         self._convert, self._table, self._at = convert, table, at
-        self._known: Memo[bytes, tuple[Value_T, Findings]] = Memo(max_known_bytes)
+        self._known = known
 
     def read(self, raw: Raw, root: str) -> tuple[Value_T, Findings]:
         """The value of one piece. Raises `WireError`, which calls the place of the piece `root`."""
         piece = bytes(raw)
-        known = self._known.get(piece)
+        known: tuple[Value_T, Findings] | None = self._known.get((self, piece))
         if known is None:
-            known = self._known.put(piece, self._read_new(piece, root), len(piece) + KNOWN_OVERHEAD_BYTES)
+            read = self._read_new(piece, root)
+            known = self._known.put((self, piece), read, len(piece) + KNOWN_OVERHEAD_BYTES)
         return known
 
     def read_each(self, raws: Sequence[Raw], root: str) -> tuple[list[Value_T], Findings]:

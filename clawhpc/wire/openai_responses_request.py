@@ -12,14 +12,13 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import msgspec
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, MessageRole, Sampling, ToolCall
 from clawhpc.wire.base import WireRequest, decode_body, invalid, join_blocks
-from clawhpc.wire.body import BodyReader, PieceReader, refuse
+from clawhpc.wire.body import KNOWN, KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
 from clawhpc.wire.fields import (
     NOTHING_FOUND,
     FieldTable,
@@ -300,18 +299,18 @@ def _messages(parts: Iterable[_Part]) -> Iterator[Message]:
         yield _merge(tuple(reply))
 
 
-@lru_cache(maxsize=2**14)
 def _merge(parts: tuple[_Part, ...]) -> Message:
     """One message of the same parts is one object: parts are equal only to themselves."""
     if len(parts) == 1:
         return parts[0].message
+    known: Message | None = KNOWN.get(parts)
+    if known is not None:
+        return known
     messages = [part.message for part in parts]
-    return Message(
-        role="assistant",
-        text="".join(message.text for message in messages),
-        thinking="".join(message.thinking for message in messages),
-        tool_calls=tuple(call for message in messages for call in message.tool_calls),
-    )
+    text, thinking = ("".join(getattr(message, name) for message in messages) for name in ("text", "thinking"))
+    calls = tuple(call for message in messages for call in message.tool_calls)
+    merged = Message(role="assistant", text=text, thinking=thinking, tool_calls=calls)
+    return KNOWN.put(parts, merged, len(text) + len(thinking) + KNOWN_OVERHEAD_BYTES)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
 from msgspec import Raw, Struct
 
+from clawhpc.memo import Memo
 from clawhpc.wire.base import FieldRefused, WireError
 from clawhpc.wire.body import KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
 from clawhpc.wire.fields import FieldTable, honoured, overridden, refused, rendered
@@ -36,7 +38,8 @@ class Counting:
 
     def __init__(self, max_known_bytes: int = 2**20) -> None:
         self.count = 0
-        self.reader = PieceReader(Word, self.convert, TABLE, "words[]", max_known_bytes)
+        self.known: Memo[Hashable, Any] = Memo(max_known_bytes)
+        self.reader = PieceReader(Word, self.convert, TABLE, "words[]", self.known)
 
     def convert(self, word: Word) -> list[str]:
         self.count += 1
@@ -80,10 +83,19 @@ def test_what_is_remembered_is_bounded_and_what_is_in_use_stays() -> None:
     for index in range(100):
         counting.read("always", f"once {index}")
     assert counting.count == 101
-    assert len(counting.reader._known) <= 8
+    assert len(counting.known) <= 8
 
 
 def test_a_piece_over_the_bound_is_read_and_not_remembered() -> None:
     counting = Counting(max_known_bytes=2 * (KNOWN_OVERHEAD_BYTES + 20))
     assert counting.read("x" * 100) == counting.read("x" * 100) == [["x" * 100]]
     assert counting.count == 2
+
+
+def test_readers_that_share_a_memory_do_not_mix_what_they_read() -> None:
+    known: Memo[Hashable, Any] = Memo(2**20)
+    upper = PieceReader(Word, lambda word: word.text.upper(), TABLE, "words[]", known)
+    lower = PieceReader(Word, lambda word: word.text.lower(), TABLE, "words[]", known)
+    piece = Raw(b'{"text": "aB"}')
+    assert [upper.read(piece, "$")[0], lower.read(piece, "$")[0]] == ["AB", "ab"]
+    assert [upper.read(piece, "$")[0], lower.read(piece, "$")[0]] == ["AB", "ab"]
