@@ -69,6 +69,11 @@ class HeldEngine:
             self.ready.set()
             self.gone.set()
 
+    def let_go(self) -> None:
+        """Nobody can ask it from now on; it ends."""
+        self.server = None
+        self.unwanted.set()
+
     async def is_well(self) -> bool:
         """It is up and says so; one that is coming up is waited for."""
         await self.ready.wait()
@@ -164,7 +169,7 @@ class PolicyDesk:
 
     async def _replace(self, policy: PolicyVersion) -> None:
         """Another engine in place of the one that is held, which ends first: the memory is not for two."""
-        self._held.unwanted.set()
+        self._held.let_go()
         await self._held.gone.wait()
         if self._num_starts == self._spec.worker.max_engine_starts:
             raise EngineError(f"the engine has died {self._num_starts} times; its log: {self._engine_log}")
