@@ -19,6 +19,7 @@ import httpx2
 import msgspec
 
 from clawhpc.engine.ids import PromptIds
+from clawhpc.engine.transport import UnixTransport
 from clawhpc.errors import EngineError
 from clawhpc.records import FinishReason, Generation, VersionSpan
 
@@ -102,10 +103,9 @@ class VllmEngine:
 
         `explain`: what is known of a failure beyond the engine's answer, such as the end of its log.
         """
-        limits = httpx2.Limits(max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S)
         self._http = httpx2.AsyncClient(
             base_url="http://engine",
-            transport=transport or httpx2.AsyncHTTPTransport(uds=str(socket), limits=limits),
+            transport=transport or UnixTransport(socket, idle_s=KEEPALIVE_S),
             timeout=None,
             trust_env=False,
         )
