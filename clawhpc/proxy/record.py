@@ -136,7 +136,7 @@ class CallMemory:
             tools=() if tools_same else conversation.tools,
             tools_same=tools_same,
             requested=conversation.sampling,
-            overridden=call.request.overridden,
+            overridden=_overridden(call),
             unlisted=call.request.unlisted,
             reply=response.reply if response else None,
             tokens=None,
@@ -148,3 +148,10 @@ class CallMemory:
             failure=failure,
             incidents=tuple(call.incidents),
         )
+
+
+def _overridden(call: OpenCall) -> tuple[str, ...]:
+    """A harness that asks for the campaign's own temperature gets what it asks for."""
+    asked, given = call.request.conversation.sampling.temperature, call.prompt.temperature if call.prompt else None
+    paths = call.request.overridden
+    return paths if asked != given else tuple(path for path in paths if path.rpartition(".")[2] != "temperature")

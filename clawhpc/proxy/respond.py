@@ -28,6 +28,8 @@ class Prompt:
     conversation: Conversation
     rendered: RenderedPrompt | None
     """None when no tokens are involved."""
+    temperature: float | None = None
+    """That it will be answered at, whatever was asked for; None when no tokens are involved."""
 
     @property
     def num_tokens(self) -> int:
@@ -136,7 +138,7 @@ class PolicyResponder:
         rendered = self.renderer.render(conversation, recorded)
         if len(rendered.ids) >= self.sampling.context_window:
             raise ContextOverflow(len(rendered.ids), self.sampling.context_window)
-        return Prompt(conversation=conversation, rendered=rendered)
+        return Prompt(conversation=conversation, rendered=rendered, temperature=self.sampling.temperature)
 
     def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
         """See `ChatRenderer.num_new_chars`."""

@@ -240,6 +240,8 @@ async def test_what_was_not_obeyed_is_recorded_and_an_unlisted_field_is_refused_
             assert (await client.post(path, json=body)).status_code == 200
         assert [call.unlisted for call in session.calls()] == [("new_in_2027",)] * 3
         assert [call.overridden for call in session.calls()] == [("temperature",)] * 3
+        await client.post("/v1/messages", json=anthropic_body(temperature=ROOMY.temperature))
+        assert session.calls()[-1].overridden == (), "it gets what it asks for"
     async with serving(FakeEngine(lambda prompt: "a"), tmp_path, strict=True) as (session, client):
         for path, body in paths.items():
             response = await client.post(path, json=body)
