@@ -118,8 +118,6 @@ ODD_BYTES = (
     *(b"[", b'{"', b'"', b":", b" " * 100, b"/*x*/", b'{"a":1,"a":2}', b"[" * 500, b'{"a":' * 500, b"[" * 200_000),
 )
 
-Path = tuple[Any, ...]
-
 
 def mangled_bodies(seed: int, number: int) -> Iterator[tuple[str, bytes]]:
     """(protocol whose request it was, body), all different. The first of each protocol is whole."""
