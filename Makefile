@@ -42,6 +42,8 @@ harness:
 	containers/install_harness.sh qwen_code $(CLAWHPC_CACHE)
 	containers/install_harness.sh opencode $(CLAWHPC_CACHE)
 	containers/install_harness.sh mini_swe_agent $(CLAWHPC_CACHE)
+	containers/install_harness.sh hermes $(CLAWHPC_CACHE)
+	containers/install_harness.sh nanobot $(CLAWHPC_CACHE)
 
 parts: harness
 	containers/install_parts.sh $(CLAWHPC_CACHE)

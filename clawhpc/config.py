@@ -37,7 +37,9 @@ from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
+from clawhpc.harness.hermes import HermesSettings
 from clawhpc.harness.mini_swe_agent import MiniSweAgentSettings
+from clawhpc.harness.nanobot import NanobotSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
@@ -86,6 +88,8 @@ class HarnessChoice:
     claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
     pi: PiSettings = field(default_factory=PiSettings)
     mini_swe_agent: MiniSweAgentSettings = field(default_factory=MiniSweAgentSettings)
+    hermes: HermesSettings = field(default_factory=HermesSettings)
+    nanobot: NanobotSettings = field(default_factory=NanobotSettings)
     qwen_code: QwenCodeSettings = field(default_factory=QwenCodeSettings)
     opencode: OpencodeSettings = field(default_factory=OpencodeSettings)
     gemini_cli: GeminiCliSettings = field(default_factory=GeminiCliSettings)

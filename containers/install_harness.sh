@@ -24,7 +24,7 @@ fetch_with_pip() {
         --only-binary :all: --no-deps --require-hashes --requirement "$pins/requirements.txt" >&2 ||
         fail "pip could not fetch $name $version"
     rm -rf bin # they name the Python of this machine
-    cp "$here/start_python.py" .
+    find "$here/start_python.py" "$pins" -name "*.py" -exec cp -t . {} +
     $python -I -m compileall -qq --invalidation-mode unchecked-hash -s "$PWD" -p /harness "$PWD" ||
         true # some packages hold files for other versions of Python
 }

@@ -21,7 +21,9 @@ from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
+from clawhpc.harness.hermes import HermesSettings
 from clawhpc.harness.mini_swe_agent import MiniSweAgentSettings
+from clawhpc.harness.nanobot import NanobotSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
@@ -60,10 +62,13 @@ NO_COMPACTION = [
     pytest.param("pi", PiSettings(), id="pi"),
     pytest.param("opencode", OpencodeSettings(), id="opencode"),
     pytest.param("mini_swe_agent", MiniSweAgentSettings(), id="mini_swe_agent"),
+    pytest.param("nanobot", NanobotSettings(), id="nanobot"),
     pytest.param("gemini_cli", GeminiCliSettings(), id="gemini_cli bare"),
 ]
 ALWAYS_COMPACTION = [pytest.param("qwen_code", QwenCodeSettings(), id="qwen_code")]
-EVERY_HARNESS = pytest.mark.parametrize(("name", "settings"), [*NO_COMPACTION, *ALWAYS_COMPACTION])
+NO_EXIT_CODE = [pytest.param("hermes", HermesSettings(), id="hermes")]
+"""Says in its answer that the window is full, and ends as if all were well."""
+EVERY_HARNESS = pytest.mark.parametrize(("name", "settings"), [*NO_COMPACTION, *ALWAYS_COMPACTION, *NO_EXIT_CODE])
 NUM_AT_ONCE = 3
 """Rollouts of one test: harnesses take seconds of CPU time to start, and each has its own deadline."""
 SUMMARY = "<summary>Nothing is done yet.</summary>"
@@ -106,7 +111,7 @@ class Bench:
             harness=harness,
             responder=responder,
             scratch=self.scratch,
-            limits=Limits(deadline_s=60.0, reserve_s=15.0),
+            limits=Limits(deadline_s=120.0, reserve_s=15.0),
             model="policy",
             context_window=32_000,
             max_output_tokens=256,
