@@ -18,6 +18,8 @@ from clawhpc.records import Message, Reply
 from clawhpc.wire.canonical import EMPTY_HISTORY, History, digest_message, digest_reply, extend_history
 
 Messages = tuple[Message, ...]
+Found = dict[int, "HeardHistory"]
+"""call_id of a recorded reply -> what it answered."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,69 +39,55 @@ class HeardHistory:
         return next(reversed(self.matched.values()), None)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RecordedHistory:
-    """A reply that was drawn, and what it answered."""
-
-    call_id: int
-    heard: HeardHistory
-
-    @property
-    def predecessor(self) -> bytes:
-        """Digest of the message that it answered."""
-        return self.heard.identity.messages[-1]
-
-
 class ReplyIndex:
     """The replies of one session, to be found again in later histories."""
 
     def __init__(self) -> None:
-        self._by_history: defaultdict[tuple[bytes, bytes], list[RecordedHistory]] = defaultdict(list)
-        self._by_reply: defaultdict[bytes, list[RecordedHistory]] = defaultdict(list)
-        self._by_tool_call: dict[str, list[RecordedHistory]] = {}
+        self._by_history: defaultdict[tuple[bytes, bytes], Found] = defaultdict(dict)
+        self._by_answer: defaultdict[tuple[bytes, bytes], Found] = defaultdict(dict)
+        """By the message that it answered, and the reply."""
+        self._by_reply: defaultdict[bytes, Found] = defaultdict(dict)
+        self._by_tool_call: dict[str, Found] = {}
         self._places: set[bytes] = set()
         """The histories after which a reply was drawn."""
         self._digests: dict[Message, bytes] = {}
 
     def add(self, call_id: int, reply: Reply, heard: HeardHistory) -> None:
         """`call_id` answered what it heard with `reply`."""
-        recorded, place, digest = (
-            RecordedHistory(call_id=call_id, heard=heard),
-            heard.identity.chain[-1],
-            digest_reply(reply),
-        )
-        self._by_history[place, digest].append(recorded)
-        self._by_reply[digest].append(recorded)
-        self._by_tool_call.update((call.id, [recorded]) for call in reply.tool_calls[:1])
-        self._places.add(place)
+        identity, digest = heard.identity, digest_reply(reply)
+        self._by_history[identity.chain[-1], digest][call_id] = heard
+        self._by_answer[identity.messages[-1], digest][call_id] = heard
+        self._by_reply[digest][call_id] = heard
+        self._by_tool_call.update((call.id, {call_id: heard}) for call in reply.tool_calls[:1])
+        self._places.add(identity.chain[-1])
 
     def match(self, messages: Messages) -> HeardHistory:
         """What a new history repeats."""
-        start, known = self._continued(messages)
+        start, call_id, known = self._continued(messages)
         if known is None:
             identity = extend_history(EMPTY_HISTORY, map(self._digest, messages))
             matched, rewritten = self._match_all(messages, identity), 0
         else:
-            identity = extend_history(known.heard.identity, map(self._digest, messages[start:]))
-            matched, rewritten = {**known.heard.matched, start: known.call_id}, known.heard.num_rewritten
+            identity = extend_history(known.identity, map(self._digest, messages[start:]))
+            matched, rewritten = {**known.matched, start: call_id}, known.num_rewritten
         rewritten += sum(
             messages[index].role == "assistant" and index not in matched and identity.chain[index] in self._places
             for index in range(start, len(messages))
         )
         return HeardHistory(messages=messages, identity=identity, matched=matched, num_rewritten=rewritten)
 
-    def _continued(self, messages: Messages) -> tuple[int, RecordedHistory | None]:
-        """Where the last recorded reply stands, and its origin, if it was drawn at this very place; 0 and None else."""
+    def _continued(self, messages: Messages) -> tuple[int, int, HeardHistory | None]:
+        """Where the last recorded reply stands, its call, and what that answered, if it is all that stands before."""
         for index in reversed(range(len(messages))):
             if messages[index].role == "assistant" and (found := self._like(messages[index])):
-                same = [one for one in found if _is_beginning(one.heard.messages, messages, index)]
-                return (index, max(same, key=lambda one: one.call_id)) if same else (0, None)
-        return 0, None
+                same = [one for one, heard in found.items() if _is_beginning(heard.messages, messages, index)]
+                return (index, max(same), found[max(same)]) if same else (0, 0, None)
+        return 0, 0, None
 
-    def _like(self, message: Message) -> list[RecordedHistory]:
+    def _like(self, message: Message) -> Found:
         """The replies that a message of the assistant may repeat, wherever they were drawn."""
         called = message.tool_calls[0].id if message.tool_calls else ""
-        return self._by_reply.get(self._digest(message)) or self._by_tool_call.get(called, [])
+        return self._by_reply.get(self._digest(message)) or self._by_tool_call.get(called, {})
 
     def _digest(self, message: Message) -> bytes:
         """Each message of a session is hashed once."""
@@ -110,26 +98,25 @@ class ReplyIndex:
 
     def _match_all(self, messages: Messages, identity: History) -> dict[int, int]:
         matched: dict[int, int] = {}
-        after: RecordedHistory | None = None
+        continued: int | None = None
         for index in reversed(range(len(messages))):
-            if messages[index].role == "assistant":
-                found = self._find(messages, identity, index, after)
-                if found is not None:
-                    matched[index], after = found.call_id, found
+            if messages[index].role == "assistant" and (found := self._likeliest(messages, identity, index, continued)):
+                matched[index], continued = found
         return dict(sorted(matched.items()))
 
-    def _find(
-        self, messages: Messages, identity: History, index: int, after: RecordedHistory | None
-    ) -> RecordedHistory | None:
-        """The likeliest origin of the reply at `index`; `after` is that of the next reply, if it has one."""
-        here = self._by_history.get((identity.chain[index], identity.messages[index]))
-        predecessor = identity.messages[index - 1] if index else b""
-        continued = None if after is None else after.heard.continues_id
-        return max(
-            here or self._like(messages[index]),
-            key=lambda one: (one.call_id == continued, one.predecessor == predecessor, one.call_id),
-            default=None,
-        )
+    def _likeliest(
+        self, messages: Messages, identity: History, index: int, continued: int | None
+    ) -> tuple[int, int | None] | None:
+        """The origin of the reply at `index`, and the call that it continues; `continued` is that of the next reply."""
+        reply, predecessor = identity.messages[index], identity.messages[index - 1] if index else b""
+        here = self._by_history.get((identity.chain[index], reply))
+        found = here or self._like(messages[index])
+        if continued not in found:
+            found = here or self._by_answer.get((predecessor, reply)) or found
+        if not found:
+            return None
+        call_id = continued if continued is not None and continued in found else max(found)
+        return call_id, found[call_id].continues_id
 
 
 def _is_beginning(messages: Messages, whole: Messages, length: int) -> bool:
