@@ -47,7 +47,10 @@ FIELDS = FieldTable(
     overridden("one reply may hold several calls", "tool_choice.disable_parallel_tool_use", asks_nothing=(False,)),
     overridden("a grammar would mask log-probs", "output_config.format", "output_format"),
     overridden("a grammar would mask log-probs", "tools[].strict", asks_nothing=(False,)),
-    overridden("the chat format decides whether the policy thinks", "thinking", "output_config.effort"),
+    overridden(
+        "the chat format decides whether the policy thinks",
+        *("thinking", "output_config.effort", "messages[].output_config"),
+    ),
     ignored("belongs to `tool_choice.type`", "tool_choice.name"),
     ignored(
         "how the provider caches: it means nothing here",
@@ -62,7 +65,7 @@ FIELDS = FieldTable(
     ignored("every tool is offered, in full", "tools[].defer_loading", "tools[].allowed_callers"),
     ignored("a reply is sent whole", "tools[].eager_input_streaming"),
     ignored("the description and the schema say it", "tools[].input_examples"),
-    ignored("the history is rendered as it is sent", "context_management", "compaction"),
+    ignored("the history is rendered as it is sent", "context_management", "compaction", "messages[].clear_at"),
     ignored("how much may be spent in all is the rollout's limit", "output_config.task_budget"),
     ignored(
         "how the provider serves, routes and bills",

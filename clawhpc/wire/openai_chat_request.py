@@ -63,6 +63,7 @@ FIELDS = FieldTable(
         "how the provider caches: it means nothing here",
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("messages[].cache_control", "messages[].content[].cache_control", "tools[].cache_control"),
+        "messages[].content[].prompt_cache_breakpoint",
     ),
     ignored(
         "how the provider serves, routes and keeps",

@@ -92,7 +92,7 @@ FIELDS = FieldTable(
     ignored(
         "how the provider caches: it means nothing here",
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-        f"{ITEM}.content[].prompt_cache_breakpoint",
+        *(f"{ITEM}.content[].prompt_cache_breakpoint", f"{ITEM}.output[].prompt_cache_breakpoint"),
     ),
     ignored(
         "how the provider serves, routes and keeps",
