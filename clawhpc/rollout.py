@@ -77,6 +77,8 @@ class RolloutParts:
     """Seconds since the epoch."""
     keep_alive_s: float = KEEP_ALIVE_S
     """Between the events of a stream in which nothing is drawn yet."""
+    strict_fields: bool = False
+    """Requests with a field that their protocol's table does not list are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +161,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
         socket=folder / SOCKET,
         model=parts.model,
         keep_alive_s=parts.keep_alive_s,
+        strict=parts.strict_fields,
         now=parts.now,
     ) as session:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -127,6 +128,16 @@ class RolloutRecord:
     worker_id: str
     dropped_leaves: dict[str, int] = field(default_factory=dict)
     """Named rule -> leaves that it dropped (law 4)."""
+
+    @property
+    def overridden(self) -> Counter[str]:
+        """Request field that the campaign decides -> calls in which the harness asked for something else."""
+        return Counter(name for call in self.calls for name in call.overridden)
+
+    @property
+    def unlisted(self) -> Counter[str]:
+        """Request field that no table lists -> calls that had it."""
+        return Counter(name for call in self.calls for name in call.unlisted)
 
     @property
     def trains(self) -> bool:

@@ -36,6 +36,8 @@ class Row:
     """Seconds of each of `PARTS`."""
     reencoded: int
     """Replies that stand in later prompts in other ids than were drawn."""
+    unlisted: dict[str, int]
+    """Request field that no table lists -> calls that had it."""
     dropped: dict[str, int]
     started_at: float
     trains: bool
@@ -60,6 +62,7 @@ def summarise(record: RolloutRecord) -> Row:
         seconds=sum(parts),
         parts=parts,
         reencoded=count_reencoded(record.calls),
+        unlisted=dict(record.unlisted),
         dropped=record.dropped_leaves,
         started_at=record.timings.started_at,
         trains=record.trains,
@@ -120,7 +123,7 @@ def count_dropped(rows: Iterable[Row]) -> list[tuple[str, int]]:
 
 def notices(rows: Sequence[Row], metrics: dict[str, list[tuple[float, float]]]) -> list[str]:
     """What a person should look at before trusting the curves; empty when nothing stands out."""
-    found = [_failures(rows), _reencodings(rows), *(_always_zero(name, metrics) for name in MUST_MOVE)]
+    found = [_failures(rows), _reencodings(rows), _unlisted(rows), *(_always_zero(name, metrics) for name in MUST_MOVE)]
     return [notice for notice in found if notice]
 
 
@@ -149,6 +152,13 @@ def _reencodings(rows: Sequence[Row]) -> str:
         return ""
     total = sum(row.reencoded for row in hit)
     return f"{total:,} replies in {len(hit):,} rollouts were encoded again instead of repeated by their ids."
+
+
+def _unlisted(rows: Sequence[Row]) -> str:
+    names = sorted({name for row in rows for name in row.unlisted})
+    if not names:
+        return ""
+    return f"Requests had fields of which no table says what they mean here, and they were ignored: {', '.join(names)}."
 
 
 def _always_zero(name: str, metrics: dict[str, list[tuple[float, float]]]) -> str:

@@ -139,6 +139,8 @@ class Worker:
             rollout = RolloutPlan(group=group, sample=sample, temperature=plan.temperature)
             record = await run_rollout(rollout, self._parts(plan, group))
             log.info("rollout %s: %s %s", record.rollout_id, record.outcome, record.detail)
+            if record.unlisted:
+                log.info("rollout %s: request fields that no table lists: %s", record.rollout_id, dict(record.unlisted))
             publish_rollout(self._paths, record)
             self._seal_if_whole(group)
         finally:
@@ -161,4 +163,5 @@ class Worker:
             max_output_tokens=self._spec.worker.max_output_tokens,
             worker_id=self._id,
             now=time.time,
+            strict_fields=self._spec.worker.strict_fields,
         )

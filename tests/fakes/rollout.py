@@ -87,11 +87,11 @@ class FakeHarness:
         return CallRole.MAIN, {}
 
 
-async def ask(command: SandboxCommand, *words: str) -> int:
+async def ask(command: SandboxCommand, *words: str, **fields: object) -> int:
     """One Messages call of a harness, over its socket; the status."""
     url = command.env["BASE_URL"].replace(PROXY_URL, "http://proxy")
     messages = [{"role": "user", "content": word} for word in words]
-    body = {"model": "policy", "max_tokens": 20, "messages": messages}
+    body = {"model": "policy", "max_tokens": 20, "messages": messages, **fields}
     async with httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(command.proxy_socket))) as client:
         return (await client.post(f"{url}/v1/messages", json=body)).status_code
 
@@ -101,7 +101,14 @@ async def one_call(command: SandboxCommand) -> ExecResult:
     return OK
 
 
-def parts_of(tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None = None, **limits: float) -> RolloutParts:
+def parts_of(
+    tmp_path: Path,
+    sandbox: FakeSandbox,
+    responder: Responder | None = None,
+    *,
+    strict_fields: bool = False,
+    **limits: float,
+) -> RolloutParts:
     return RolloutParts(
         sandbox=sandbox,
         harness=FakeHarness(),
@@ -113,6 +120,7 @@ def parts_of(tmp_path: Path, sandbox: FakeSandbox, responder: Responder | None =
         max_output_tokens=20,
         worker_id="w0",
         now=lambda: 1_790_000_000.0,
+        strict_fields=strict_fields,
     )
 
 

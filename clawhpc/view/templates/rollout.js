@@ -89,6 +89,7 @@ function showMessages(detail) {
       call.tools.length ? make("span", { title: call.tools.join(", ") }, `${call.tools.length} tools`) : null,
       call.reencoded ? make("span", { class: "failure" }, `${call.reencoded} replies encoded again`) : null, call.reply && !call.delivered ? make("span", { class: "failure" }, "not delivered") : null),
     call.messages.map((message) => showMessage(message.role, message, message.role)),
+    call.incidents.map((incident) => make("p", { class: "failure" }, text(incident))),
     call.reply ? showMessage(`reply, ${words(call.reply.finish)}`, call.reply, "reply") : make("p", { class: "failure" }, text(call.failure) || "No reply.")));
 }
 
@@ -110,6 +111,8 @@ function showVerdict(detail) {
   return [
     make("table", { class: "plain-table" }, parts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(value)))),
       Object.entries(detail.dropped_leaves).map(([rule, count]) => make("tr", {}, make("th", {}, `leaves dropped as ${rule}`), make("td", { class: "num" }, String(count)))),
+      Object.entries(detail.overridden).map(([name, count]) => make("tr", {}, make("th", {}, `calls whose ${name} was overridden`), make("td", { class: "num" }, String(count)))),
+      Object.entries(detail.unlisted).map(([name, count]) => make("tr", {}, make("th", {}, `calls with the unlisted field ${name}`), make("td", { class: "num" }, String(count)))),
       Object.entries(DRIFT).map(([name, label]) => detail.drift[name] ? make("tr", {}, make("th", {}, label), make("td", { class: "num" }, String(detail.drift[name]))) : null),
       detail.exec ? make("tr", {}, make("th", {}, "exit code of the harness"), make("td", { class: "num" }, `${detail.exec.exit_code}${detail.exec.timed_out ? ", out of time" : ""}`)) : null,
       make("tr", {}, make("th", {}, "CPU seconds of the harness"), make("td", { class: "num" }, number(detail.harness_cpu_s, 1))),

@@ -222,6 +222,21 @@ async def test_a_limit_ends_the_harness_and_the_workspace_is_verified(tmp_path: 
     assert record.trains
 
 
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_field_that_no_table_lists_is_counted_and_refused_under_strict(tmp_path: Path, strict: bool) -> None:
+    async def ask_oddly(command: SandboxCommand) -> ExecResult:
+        assert await ask(command, "hello", top_a=0.5, temperature=0.1) == (400 if strict else 200)
+        assert await ask(command, "hello") == 200
+        return OK
+
+    parts = parts_of(tmp_path, FakeSandbox(ask_oddly), strict_fields=strict)
+    with anyio.fail_after(60):
+        record = await run_rollout(plan_of(), parts)
+    assert record.outcome is Outcome.COMPLETED
+    assert dict(record.unlisted) == ({} if strict else {"top_a": 1})
+    assert dict(record.overridden) == ({} if strict else {"temperature": 1})
+
+
 async def test_a_verifier_that_says_nonsense_is_an_outcome_and_no_reward(tmp_path: Path) -> None:
     async def nonsense(command: SandboxCommand) -> ExecResult:
         return replace(OK, stdout_tail="nan\n")

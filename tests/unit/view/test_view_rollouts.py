@@ -42,12 +42,13 @@ def test_a_quiet_run_has_no_notices() -> None:
 
 def test_failures_reencodings_and_metrics_that_never_move_are_noticed() -> None:
     rows = [make_row(number) for number in range(8)] + [make_row(8, None, Outcome.SANDBOX_FAILED)]
-    rows[0] = dataclasses.replace(rows[0], reencoded=3)
+    rows[0] = dataclasses.replace(rows[0], reencoded=3, unlisted={"top_a": 2, "seed": 1})
     dead = [(float(step), 0.0) for step in range(5)]
     found = notices(rows, {"train/clip_share": dead, "credit/advantage_std": dead})
     assert found[0] == "1 of 9 rollouts ended without training: 1 sandbox failed."
     assert found[1].startswith("3 replies in 1 rollouts were encoded again")
-    assert [notice.split()[0] for notice in found[2:]] == ["No", "No"]
+    assert found[2].endswith("they were ignored: seed, top_a.")
+    assert [notice.split()[0] for notice in found[3:]] == ["No", "No"]
 
 
 def test_numbers_get_units() -> None:
@@ -102,6 +103,17 @@ def test_a_rollout_without_tokens_has_messages_and_says_why_there_is_no_tree() -
     mixed = describe_rollout(make_record(make_group(), calls=(text_only[0], calls[1])), texts, decode)
     assert mixed["note"].startswith("No tree: call 0 is a text-only record")
     assert describe_rollout(make_record(make_group()), texts, decode)["note"] == "It made no call."
+
+
+def test_what_was_not_obeyed_is_counted_and_what_went_wrong_on_the_way_is_told() -> None:
+    first, *others = make_calls(0, "sum", random.Random(0))
+    fields = {"overridden": ("temperature", "top_p"), "unlisted": ("top_a",), "incidents": ("the engine was back",)}
+    calls = (dataclasses.replace(first, **fields), *(dataclasses.replace(call, unlisted=("top_a",)) for call in others))
+    texts = TextTable()
+    detail = describe_rollout(make_record(make_group(), calls=calls), texts, decode)
+    assert detail["overridden"] == {"temperature": 1, "top_p": 1}
+    assert detail["unlisted"] == {"top_a": len(calls)}
+    assert [texts.texts[place] for place in detail["calls"][0]["incidents"]] == ["the engine was back"]
 
 
 def test_a_text_is_held_once_and_a_long_one_loses_its_middle() -> None:
