@@ -11,10 +11,9 @@ as it does in the world.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -180,11 +179,7 @@ def parse_arguments(arguments: str) -> Any:
 # Reading request bodies
 # ---------------------------------------------------------------------------------------------------------------------
 
-FORM_FIELDS = frozenset({"stream", "stream_options"})
-"""They say how to send the answer, not what to answer: a harness's plain fallback differs in them."""
-
 _CONTENT_TYPE = re.compile(r"Invalid value ('[^']*') - at `(\$.*(?:content|output)\[\d+\])\.type`")
-_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], root: str = "$") -> T:
@@ -197,20 +192,6 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], root: str = "$") 
         raise invalid(_CONTENT_TYPE.sub(_name_content, message)) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"the request body is not valid JSON: {error}") from error
-
-
-def fingerprint(body: bytes) -> bytes:
-    """See `WireRequest.fingerprint`; of a body that was decoded before."""
-    return fingerprint_fields(_split(body))
-
-
-def fingerprint_fields(fields: Mapping[str, msgspec.Raw]) -> bytes:
-    """See `WireRequest.fingerprint`; of a body that was split."""
-    digest = sha256()  # of the safe ones, that for which processors have instructions: a body has 100 kB
-    for key, value in fields.items():
-        if key not in FORM_FIELDS:
-            digest.update(key.encode() + b"\0" + bytes(value))
-    return digest.digest()
 
 
 def invalid(message: str) -> WireError:

@@ -7,17 +7,20 @@ protocol's table of fields, the first time that its bytes are seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from clawhpc.memo import Memo
-from clawhpc.wire.base import FieldRefused, decode_body, fingerprint_fields
+from clawhpc.wire.base import FieldRefused, decode_body
 from clawhpc.wire.fields import FieldTable, Findings, merge_findings
 
+FORM_FIELDS = frozenset({"stream", "stream_options"})
+"""They say how to send the answer, not what to answer: a harness's plain fallback differs in them."""
 MAX_KNOWN_BYTES = 128 * 2**20
 """Of the pieces that a process remembers; what is made of them takes as much again, about."""
 KNOWN_OVERHEAD_BYTES = 1000
@@ -57,7 +60,16 @@ class BodyReader(Generic[Body_T]):
             for name, value in raw.items()
             if name not in self._pieces
         }
-        return ReadBody(fields=fields, fingerprint=fingerprint_fields(raw), found=self._table.inspect(small))
+        return ReadBody(fields=fields, fingerprint=_fingerprint(raw, small), found=self._table.inspect(small))
+
+
+def _fingerprint(raw: Mapping[str, Raw], small: Mapping[str, Any]) -> bytes:
+    """The order of keys has no part in it but inside pieces: Codex's metadata come in another one with every try."""
+    digest = sha256()  # of the safe ones, that for which processors have instructions: a body has 100 kB
+    for name in sorted(raw.keys() - FORM_FIELDS):
+        value = _encode_sorted(small[name]) if name in small else bytes(raw[name])
+        digest.update(name.encode() + b"\0" + value)
+    return digest.digest()
 
 
 class PieceReader(Generic[Piece_T, Value_T]):
@@ -104,5 +116,6 @@ def refuse(found: Findings) -> None:
         raise FieldRefused(row.path, row.why)
 
 
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _split = msgspec.json.Decoder(dict[str, Raw])
 _any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()

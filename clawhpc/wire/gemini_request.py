@@ -40,6 +40,10 @@ def _config(*names: str) -> Iterator[str]:
     return (f"generationConfig.{name}" for name in names)
 
 
+OF_MEDIA = (
+    *("mediaResolution", "mediaProcessing", "videoMetadata", "audioMetadata", "audioTranscription"),
+    *("speechMetadata", "documentMetadata", "spreadsheetMetadata"),
+)
 # An empty object asks for such a tool.
 TOOLS_AT_PROVIDER = tuple(
     replace(row, asks_nothing=(None,))
@@ -47,7 +51,7 @@ TOOLS_AT_PROVIDER = tuple(
         AT_PROVIDER,
         *("tools[].googleSearch", "tools[].googleSearchRetrieval", "tools[].googleMaps", "tools[].enterpriseWebSearch"),
         *("tools[].codeExecution", "tools[].urlContext", "tools[].fileSearch", "tools[].retrieval"),
-        *("tools[].computerUse", "tools[].mcpServers"),
+        *("tools[].computerUse", "tools[].mcpServers", "tools[].parallelAiSearch", "tools[].exaAiSearch"),
     )
 )
 FIELDS = FieldTable(
@@ -77,6 +81,7 @@ FIELDS = FieldTable(
     ignored("it is the system's", "systemInstruction.role"),
     ignored("belongs to `mode`", f"{CHOICE}.allowedFunctionNames"),
     ignored("a call is sent whole", f"{CHOICE}.streamFunctionCallArguments"),
+    ignored("a call is sent whole", f"{PART}.functionCall.partialArgs", f"{PART}.functionCall.willContinue"),
     ignored("belongs to tools at the provider", "toolConfig.retrievalConfig"),
     ignored("belongs to tools at the provider", "toolConfig.includeServerSideToolInvocations"),
     ignored("only the provider can read it", f"{PART}.thoughtSignature", f"{PART}.partMetadata"),
@@ -87,7 +92,10 @@ FIELDS = FieldTable(
     ignored("results are read as they come", f"{DECLARATION}.response", f"{DECLARATION}.responseJsonSchema"),
     ignored("nothing is filtered, served, billed or kept", "safetySettings", "labels", "serviceTier", "store"),
     ignored("log-probs are recorded, not sent", *_config("responseLogprobs", "logprobs")),
+    ignored("there is one model", *_config("modelSelectionConfig", "routingConfig")),
     ignored("of media, which are refused", *_config("mediaResolution", "audioTimestamp", "enableAffectiveDialog")),
+    ignored("of media, which are refused", *_config("audioTranscriptionConfig", "translationConfig")),
+    ignored("of media, which are refused", *(f"{PART}.{name}" for name in OF_MEDIA)),
     ignored("the answer is text", *_config("speechConfig", "imageConfig", "enableEnhancedCivicAnswers")),
     refused("only one candidate can be drawn", *_config("candidateCount"), asks_nothing=(1,)),
     refused(

@@ -55,6 +55,17 @@ def test_a_body_is_read_but_for_its_pieces() -> None:
     assert (read.found.unlisted, read.found.overridden) == (("new",), ("heat",))
 
 
+def test_a_retry_has_the_same_fingerprint_in_whatever_order_its_keys_come() -> None:
+    def fingerprint(body: str) -> bytes:
+        return BodyReader(Body, TABLE, frozenset({"words"})).read(body.encode()).fingerprint
+
+    first = fingerprint('{"words": [], "meta": {"a": {"b": 1, "c": 2}, "d": 3}}')
+    assert fingerprint('{"meta": {"d": 3, "a": {"c": 2, "b": 1}}, "words": []}') == first
+    assert fingerprint('{"words": [], "meta": {"a": {"b": 1, "c": 2}, "d": 3}, "stream": true}') == first
+    assert fingerprint('{"words": [], "meta": {"a": {"b": 1, "c": 2}, "d": 4}}') != first
+    assert fingerprint('{"words": [{}], "meta": {"a": {"b": 1, "c": 2}, "d": 3}}') != first
+
+
 def test_a_piece_is_read_once_and_comes_back_as_the_same_object() -> None:
     counting = Counting()
     first, second = counting.read("a", "b"), counting.read("a", "b", "c")
