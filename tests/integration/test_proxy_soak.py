@@ -44,6 +44,7 @@ async def soak_in_waves(folder: Path, *, waves: int, rollouts: int, turns: int, 
             await run_rollouts(soak, seeds, turns=turns, at_once=rollouts)
             check_journal(soak)
             memory.append(memory_mib())
+            print(f"wave {wave}: {soak.records} calls after {time.monotonic() - start:.0f} s, {memory[-1]:.0f} MiB")
     seconds = time.monotonic() - start
     print(
         f"\n{soak.records} calls, {soak.answers} replies taken, {soak.records / seconds:.0f} calls/s, "
