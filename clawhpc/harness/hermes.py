@@ -2,7 +2,7 @@
 
 It keeps its memory, skills and sessions below HOME, and puts nothing into the workspace. Volatile text: its prompt
 holds the kernel's version and the date. It first asks the model's server for models in the way of other servers, and
-does without. Where a prompt does not fit and it may not compact, it says so as its answer, and ends with exit code 0.
+does without. Where a prompt does not fit and it may not compact, that is its answer, and it ends with exit code 0.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from clawhpc.harness.base import (
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
-ENTRY = "hermes_cli.main:main"
+ENTRY = "run_hermes:main"
 CONFIG_FILE = ".hermes/config.yaml"
-ENV = {"LANG": "C.UTF-8"}
+ENV = {"LANG": "C.UTF-8", "HERMES_YOLO_MODE": "1"}
 LEAST_WINDOW = 64_000
 """Tokens. It refuses to start with less, and so is told this; the proxy tells it when the true window is full."""
 MCP_START_S = 60
-"""How long it waits for the servers of a task before its first call; its own 1.5 s would leave slow ones out."""
+"""How long it waits for the servers of a task before its first call; by itself 1.5 s."""
 SUBAGENT_MARK = "You are a focused subagent working on a specific delegated task."
 """In the system prompt of a subagent; its calls have no header that says so."""
 
@@ -80,7 +80,7 @@ class Hermes:
         )
 
     def _config(self, request: LaunchRequest) -> dict[str, Any]:
-        """Off is what it would do unasked: make titles, fetch linters and scanners, hide tools behind a search."""
+        """Off is what it would do unasked: review a long run for lessons, title it, fetch programs, hide tools."""
         return {
             "model": {
                 "provider": "custom",
@@ -93,6 +93,8 @@ class Hermes:
             "agent": {"api_max_retries": 1 + self.settings.max_retries},
             "terminal": {"timeout": self.settings.bash_timeout_s},
             "compression": {"enabled": self.settings.compact},
+            "memory": {"nudge_interval": 0},
+            "skills": {"creation_nudge_interval": 0},
             "auxiliary": {"title_generation": {"enabled": False}},
             "tools": {"tool_search": {"enabled": "off"}},
             "lsp": {"enabled": False},

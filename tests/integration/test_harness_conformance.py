@@ -31,11 +31,13 @@ from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.proxy.respond import Prompt, ScriptedResponder
 from clawhpc.records import (
+    MCP_MOUNT,
     CallRole,
     Conversation,
     GroupKey,
     GroupPlan,
     Limits,
+    McpServer,
     Outcome,
     Reply,
     RolloutRecord,
@@ -67,10 +69,11 @@ NO_COMPACTION = [
 ]
 ALWAYS_COMPACTION = [pytest.param("qwen_code", QwenCodeSettings(), id="qwen_code")]
 NO_EXIT_CODE = [pytest.param("hermes", HermesSettings(), id="hermes")]
-"""Says in its answer that the window is full, and ends as if all were well."""
+"""Answers that the window is full, and ends as if all were well."""
 EVERY_HARNESS = pytest.mark.parametrize(("name", "settings"), [*NO_COMPACTION, *ALWAYS_COMPACTION, *NO_EXIT_CODE])
 NUM_AT_ONCE = 3
 """Rollouts of one test: harnesses take seconds of CPU time to start, and each has its own deadline."""
+MCP_SERVER = Path(__file__).parents[1] / "fakes" / "mcp_server.py"
 SUMMARY = "<summary>Nothing is done yet.</summary>"
 
 Script = Callable[[Conversation], Reply]
@@ -283,3 +286,41 @@ async def test_a_prompt_that_does_not_fit_ends_the_run_where_compaction_is_off(
 def told(conversation: Conversation, role: str) -> bool:
     """A message of `role` stands in the history."""
     return any(message.role == role for message in conversation.messages)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The servers that a task declares
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("claude_code", ClaudeCodeSettings(), id="claude_code bare"),
+        pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
+        pytest.param("hermes", HermesSettings(), id="hermes"),
+        pytest.param("nanobot", NanobotSettings(), id="nanobot"),
+    ],
+)
+async def test_a_slow_server_of_the_task_is_offered_from_the_first_call_and_answers(
+    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings
+) -> None:
+    (task,) = lay_tasks(tmp_path, "create", 1)
+    server = McpServer(
+        name="lab", argv=("/usr/bin/python3", f"{MCP_MOUNT}/mcp_server.py"), env={"NOTE": " Exactly.", "DELAY_S": "2"}
+    )
+    task = replace(task, mcp_servers=(server,), mcp_dir=str(MCP_SERVER.parent))
+
+    def add(conversation: Conversation) -> Reply:
+        if told(conversation, "tool"):
+            return Reply(text="Done.")
+        (tool,) = (tool for tool in conversation.tools if tool.description == "Add two numbers. Exactly.")
+        call = ToolCall(id="call_0", name=tool.name, arguments='{"a":2,"b":3}')
+        return Reply(tool_calls=(call,), finish_reason="tool_calls")
+
+    recorder = Recorder(add)
+    record = await bench.run(bench.harness(name, settings), task, ScriptedResponder(script=recorder))
+    assert record.outcome is Outcome.COMPLETED, record.detail
+    first, second = recorder.asked
+    assert first.tools == second.tools
+    assert "the sum is 5" in second.messages[-1].text

@@ -98,6 +98,8 @@ def test_hermes_does_nothing_that_was_not_asked_for() -> None:
     assert config["agent"]["api_max_retries"] == 5
     assert not config["compression"]["enabled"]
     assert not config["auxiliary"]["title_generation"]["enabled"]
+    assert config["memory"] == {"nudge_interval": 0}
+    assert config["skills"] == {"creation_nudge_interval": 0}
     assert not config["lsp"]["enabled"]
     assert not config["model_catalog"]["enabled"]
     assert not config["security"]["allow_lazy_installs"]
