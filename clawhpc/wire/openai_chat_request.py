@@ -153,6 +153,7 @@ class _User(Struct, tag_field="role", tag="user"):
 
 class _Assistant(Struct, tag_field="role", tag="assistant"):
     content: str | list[_Text | _Refusal] | None = None
+    refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -217,6 +218,7 @@ def _read_message(message: _Message) -> Message:
         case _User():
             return Message(role="user", text=text)
         case _Assistant(tool_calls=calls):
+            text = text or message.refusal or ""
             thinking = message.reasoning_content or message.reasoning or ""
             return Message(
                 role="assistant", text=text, thinking=thinking, tool_calls=tuple(map(_tool_call, calls or ()))

@@ -31,6 +31,7 @@ def test_every_role_and_shape_of_content_is_read() -> None:
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "out"}]},
         {"role": "assistant", "content": "", "reasoning": "so"},
+        {"role": "assistant", "content": None, "refusal": "No."},
     )
     calls = (ToolCall(id="c1", name="bash", arguments='{"a": 1.0}'),)
     assert conversation.messages == (
@@ -39,6 +40,7 @@ def test_every_role_and_shape_of_content_is_read() -> None:
         Message(role="assistant", thinking="hm", tool_calls=calls),
         Message(role="tool", text="out", tool_call_id="c1"),
         Message(role="assistant", thinking="so"),
+        Message(role="assistant", text="No."),
     )
 
 
