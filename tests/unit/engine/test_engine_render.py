@@ -229,6 +229,38 @@ def test_what_conversations_share_is_encoded_once(folder: Path) -> None:
     assert renderer._tokenizer.num_encoded == before + len(TextTokenizer(folder).encode("user\nanother task"))
 
 
+def test_how_much_is_new_in_a_prompt_is_known_before_it_is_rendered(folder: Path) -> None:
+    renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
+    first = conversation(user("a" * 1000), tools=[TOOL])
+    assert renderer.num_new_chars(first, {}) > 1000
+    reply = replace(recorded(0, 5, 6), prompt=renderer.render(first, {}))
+    assert renderer.num_new_chars(first, {}) == 0
+    grown = conversation(user("a" * 1000), assistant("b"), user("go on"), tools=[TOOL])
+    assert renderer.num_new_chars(grown, {1: reply}) == len("go on")
+    assert renderer.num_new_chars(grown, {}) == len("b" + "go on")
+    edited = conversation(user("c" * 1000), *grown.messages[1:], tools=[TOOL])
+    assert renderer.num_new_chars(edited, {1: reply}) > 1000
+
+
+def test_a_turn_is_known_behind_any_head(folder: Path) -> None:
+    renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
+    reply = recorded(0, 5, renderer.stop_token_ids[0])
+    one, other = (renderer.render(conversation(user(text), assistant("b"), user("c")), {1: reply}) for text in "xy")
+    assert one.ids.runs[1] is other.ids.runs[1]
+
+
+def test_a_prompt_goes_on_only_where_everything_before_it_is_exactly_the_same(folder: Path) -> None:
+    """What is the same to a harness is not to a policy: a stripped text, another id, other tools."""
+    renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
+    stop = renderer.stop_token_ids[0]
+    asked = renderer.render(conversation(user("a "), tools=[TOOL]), {})
+    reply = replace(recorded(0, 5, stop), prompt=asked)
+    for before, tools in ((user("a"), [TOOL]), (user("a "), [replace(TOOL, description="other")]), (user("a "), [])):
+        grown = conversation(before, assistant("b"), user("c"), tools=tools)
+        alone = ChatRenderer(folder, renderer="qwen3", thinking=False).render(grown, {1: recorded(0, 5, stop)})
+        assert renderer.render(grown, {1: reply}).prompt_ids == alone.prompt_ids
+
+
 def test_other_tools_make_another_prompt(folder: Path) -> None:
     renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
     one, other = (renderer.render(conversation(user("a"), tools=tools), {}) for tools in ([TOOL], []))
