@@ -43,6 +43,7 @@ async def serving(folder: Path, answers: FakeEngine | ScriptedResponder) -> Asyn
             seed=0,
             socket=socket,
             model="policy",
+            keep_alive_s=0.05,
         ) as session,
         httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(socket)), timeout=20) as client,
     ):
@@ -55,11 +56,14 @@ class Harness:
 
     def __init__(self, session: Session, client: httpx2.AsyncClient, socket: Path) -> None:
         self.session, self._client, self._socket = session, client, socket
-        self._path = f"{session.base_path}/v1/messages"
+        self._base = f"{session.base_path}/v1"
+
+    async def post(self, body: Body, *, path: str = "messages") -> httpx2.Response:
+        return await self._client.post(f"http://proxy{self._base}/{path}", json=body)
 
     async def ask(self, body: Body) -> str:
         """The text of a whole answer, plain or streamed."""
-        response = await self._client.post(f"http://proxy{self._path}", json=body)
+        response = await self.post(body)
         assert response.status_code == 200, response.text
         if not body.get("stream"):
             return "".join(block["text"] for block in response.json()["content"])
@@ -67,9 +71,9 @@ class Harness:
         return "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
 
     @asynccontextmanager
-    async def sending(self, body: Body, *, share: float = 1) -> AsyncIterator[SocketStream]:
+    async def sending(self, body: Body, *, share: float = 1, path: str = "messages") -> AsyncIterator[SocketStream]:
         """A connection on which the first `share` of the request was sent; it is hung up after the block."""
-        request = http_request(self._path, msgspec.json.encode(body))
+        request = http_request(f"{self._base}/{path}", msgspec.json.encode(body))
         async with await anyio.connect_unix(self._socket) as connection:
             await connection.send(request[: int(share * len(request))])
             yield connection
@@ -90,6 +94,42 @@ async def test_who_hangs_up_while_the_engine_draws_is_given_that_answer(
         assert await harness.ask(body_of(stream=fallback)) == "hello"
         assert [call.delivered for call in harness.session.calls()] == [True]
         assert (len(engine.requests), engine.cancelled) == (1, [])
+
+
+CONTENTS = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+PROTOCOLS = {
+    "anthropic": ("messages", body_of(stream=True), "messages", body_of()),
+    "chat": ("chat/completions", body_of(stream=True), "chat/completions", body_of(stream=False)),
+    "responses": (
+        "responses",
+        {"model": "p", "input": "hi", "stream": True},
+        "responses",
+        {"model": "p", "input": "hi"},
+    ),
+    "gemini": ("models/p:streamGenerateContent?alt=sse", CONTENTS, "models/p:generateContent", CONTENTS),
+}
+"""Path and body of a stream, and of its plain fallback."""
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_in_each_protocol_a_silent_stream_shows_signs_of_life_and_when_cut_a_plain_request_gets_its_answer(
+    tmp_path: Path, protocol: str
+) -> None:
+    engine = FakeEngine(replies("hello"), gate=anyio.Event())
+    path, streamed, plain_path, plain = PROTOCOLS[protocol]
+    async with serving(tmp_path, engine) as harness:
+        async with harness.sending(streamed, path=path) as connection:
+            seen = b""
+            while seen.count(b"data: ") < 4:
+                seen += await connection.receive()
+        assert b"200 OK" in seen
+        assert engine.gate is not None
+        engine.gate.set()
+        response = await harness.post(plain, path=plain_path)
+        assert response.status_code == 200
+        assert '"hello"' in response.text
+        assert [call.delivered for call in harness.session.calls()] == [True]
+        assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
