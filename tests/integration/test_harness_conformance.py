@@ -5,6 +5,7 @@ When a pin moves, these tests say what has changed.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import time
@@ -48,9 +49,9 @@ from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.tasks.clawgym import load_tasks
-from clawhpc.tasks.families import FAMILIES, draw_task
+from clawhpc.tasks.families import FAMILIES, ShellStep, draw_task
 from clawhpc.tasks.generate import write_task
-from clawhpc.tasks.oracle import carry_over, oracle_reply, task_solution
+from clawhpc.tasks.oracle import carry_over, oracle_reply, shell_call, task_solution
 from clawhpc.wire.base import ContextOverflow
 from clawhpc.wire.canonical import canonical_arguments
 from tests.sandbox_parts import missing, working_sandbox
@@ -231,6 +232,34 @@ async def test_the_subagent_of_claude_code_is_told_apart_from_its_main_loop(benc
     assert record.outcome is Outcome.COMPLETED
     assert [call.role for call in record.calls] == [CallRole.MAIN, CallRole.SUBAGENT, CallRole.MAIN]
     assert "x-claude-code-agent-id" in record.calls[1].headers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings", "tool", "argument"),
+    [
+        pytest.param("hermes", HermesSettings(), "delegate_task", "goal", id="hermes"),
+        pytest.param("nanobot", NanobotSettings(), "spawn", "task", id="nanobot"),
+    ],
+)
+async def test_a_subagent_is_told_apart_by_its_prompt(
+    bench: Bench, tmp_path: Path, name: str, settings: HarnessSettings, tool: str, argument: str
+) -> None:
+    (task,) = lay_tasks(tmp_path, "create", 1)
+
+    def delegate(conversation: Conversation) -> Reply:
+        asked = any(task.instruction in message.text for message in conversation.messages)
+        num_results = sum(message.role == "tool" for message in conversation.messages)
+        if not asked or num_results == 2:
+            return Reply(text="Done.")
+        call = ToolCall(id="call_0", name=tool, arguments=json.dumps({argument: "Say done."}))
+        if num_results == 1:  # nanobot does not wait for a subagent at the end
+            call = shell_call(conversation.tools, ShellStep(command="sleep 2"), call_id="call_1")
+        return Reply(tool_calls=(call,), finish_reason="tool_calls")
+
+    record = await bench.run(bench.harness(name, settings), task, ScriptedResponder(script=delegate))
+    assert record.outcome is Outcome.COMPLETED
+    assert sorted(call.role for call in record.calls) == [*[CallRole.MAIN] * 3, CallRole.SUBAGENT]
 
 
 @dataclass(frozen=True, kw_only=True)
