@@ -11,11 +11,13 @@ after it are looked at.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from dataclasses import dataclass
 
+from clawhpc.engine.ids import INT32
 from clawhpc.records import Message, Reply
-from clawhpc.wire.canonical import EMPTY_HISTORY, History, digest_message, digest_reply, extend_history
+from clawhpc.wire.canonical import History, digest_after, digest_message, digest_reply
 
 Messages = tuple[Message, ...]
 Found = dict[int, "HeardHistory"]
@@ -24,19 +26,34 @@ Found = dict[int, "HeardHistory"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeardHistory:
-    """The messages of one request, and what they repeat."""
+    """The messages of one request, and what they repeat. Kept for every call: hence the arrays."""
 
     messages: Messages
-    identity: History
-    matched: dict[int, int]
-    """Index of each message that repeats a recorded reply -> the call that drew it, ascending."""
+    place: bytes
+    """The chain digest of them all."""
+    predecessor: bytes
+    """The digest of the last of them, which is to be answered."""
+    indices: array[int]
+    """Of the messages that repeat a recorded reply, ascending."""
+    call_ids: array[int]
+    """Aligned with `indices`: the calls that drew them."""
     num_rewritten: int
     """Messages of the assistant that stand where a reply was drawn, and say what nobody drew there."""
 
     @property
+    def matched(self) -> dict[int, int]:
+        """Index of each message that repeats a recorded reply -> the call that drew it, ascending."""
+        return dict(zip(self.indices, self.call_ids, strict=True))
+
+    @property
     def continues_id(self) -> int | None:
         """The call whose reply is the last recorded one."""
-        return next(reversed(self.matched.values()), None)
+        return self.call_ids[-1] if self.call_ids else None
+
+    @property
+    def new_messages(self) -> Messages:
+        """Those after the last recorded reply."""
+        return self.messages[self.indices[-1] + 1 :] if self.indices else self.messages
 
 
 class ReplyIndex:
@@ -54,27 +71,33 @@ class ReplyIndex:
 
     def add(self, call_id: int, reply: Reply, heard: HeardHistory) -> None:
         """`call_id` answered what it heard with `reply`."""
-        identity, digest = heard.identity, digest_reply(reply)
-        self._by_history[identity.chain[-1], digest][call_id] = heard
-        self._by_answer[identity.messages[-1], digest][call_id] = heard
+        digest = digest_reply(reply)
+        self._by_history[heard.place, digest][call_id] = heard
+        self._by_answer[heard.predecessor, digest][call_id] = heard
         self._by_reply[digest][call_id] = heard
         self._by_tool_call.update((call.id, {call_id: heard}) for call in reply.tool_calls[:1])
-        self._places.add(identity.chain[-1])
+        self._places.add(heard.place)
 
     def match(self, messages: Messages) -> HeardHistory:
         """What a new history repeats."""
         start, call_id, known = self._continued(messages)
+        identity = digest_after(known.place if known else b"", map(self._digest, messages[start:]))
         if known is None:
-            identity = extend_history(EMPTY_HISTORY, map(self._digest, messages))
             matched, rewritten = self._match_all(messages, identity), 0
         else:
-            identity = extend_history(known.identity, map(self._digest, messages[start:]))
             matched, rewritten = {**known.matched, start: call_id}, known.num_rewritten
         rewritten += sum(
-            messages[index].role == "assistant" and index not in matched and identity.chain[index] in self._places
-            for index in range(start, len(messages))
+            messages[index].role == "assistant" and index not in matched and place in self._places
+            for index, place in enumerate(identity.chain[:-1], start)
         )
-        return HeardHistory(messages=messages, identity=identity, matched=matched, num_rewritten=rewritten)
+        return HeardHistory(
+            messages=messages,
+            place=identity.chain[-1],
+            predecessor=identity.messages[-1],
+            indices=array(INT32, matched.keys()),
+            call_ids=array(INT32, matched.values()),
+            num_rewritten=rewritten,
+        )
 
     def _continued(self, messages: Messages) -> tuple[int, int, HeardHistory | None]:
         """Where the last recorded reply stands, its call, and what that answered, if it is all that stands before."""

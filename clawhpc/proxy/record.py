@@ -132,7 +132,7 @@ class CallMemory:
             role=call.role,
             protocol=call.protocol,
             headers=call.headers,
-            new_messages=conversation.messages[max(call.heard.matched, default=-1) + 1 :],
+            new_messages=call.heard.new_messages,
             tools=() if tools_same else conversation.tools,
             tools_same=tools_same,
             requested=conversation.sampling,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The canonical identity of a list of messages."""
+    """The canonical identity of a list of messages, or of the end of one."""
 
     messages: tuple[bytes, ...]
     """The digest of each message."""
@@ -35,21 +36,15 @@ class History:
     """`chain[i]` is the digest of all messages before index i; one longer than `messages`."""
 
 
-EMPTY_HISTORY = History(messages=(), chain=(b"",))
-
-
 def digest_history(messages: Sequence[Message]) -> History:
     """Equal histories have equal chains. Linear in the bytes of the messages."""
-    return extend_history(EMPTY_HISTORY, map(digest_message, messages))
+    return digest_after(b"", map(digest_message, messages))
 
 
-def extend_history(history: History, digests: Iterable[bytes]) -> History:
-    """`history` with more messages, of which there are the digests."""
-    new = tuple(digests)
-    chain = [history.chain[-1]]
-    for digest in new:
-        chain.append(extend_chain(chain[-1], digest))
-    return History(messages=history.messages + new, chain=history.chain + tuple(chain[1:]))
+def digest_after(before: bytes, digests: Iterable[bytes]) -> History:
+    """The identity of the messages that have these digests, after those whose chain digest is `before`."""
+    messages = tuple(digests)
+    return History(messages=messages, chain=tuple(accumulate(messages, extend_chain, initial=before)))
 
 
 def extend_chain(before: bytes, message: bytes) -> bytes:
