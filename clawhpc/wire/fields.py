@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 MAX_UNLISTED = 32
-"""Of one piece of a request. More are none the wiser, and a record must not grow with what nobody understands."""
+"""Of one request. More are none the wiser, and a record must not grow with what nobody understands."""
 MAX_NAME = 80
 """Characters of an unlisted field's name; the rest is cut off."""
 
@@ -92,12 +92,12 @@ NOTHING_FOUND = Findings()
 
 
 def merge_findings(findings: Iterable[Findings]) -> Findings:
-    """All of them, each path once, in order."""
+    """All of them, each path once, in order; of the unlisted ones, the first."""
     found = [one for one in findings if one]
     if not found:
         return NOTHING_FOUND
     return Findings(
-        unlisted=tuple(dict.fromkeys(path for one in found for path in one.unlisted)),
+        unlisted=tuple(dict.fromkeys(path for one in found for path in one.unlisted))[:MAX_UNLISTED],
         overridden=tuple(dict.fromkeys(path for one in found for path in one.overridden)),
         refused=tuple({row.path: row for one in found for row in one.refused}.values()),
     )

@@ -85,6 +85,8 @@ def test_no_record_grows_with_what_nobody_understands() -> None:
     found = TABLE.inspect({f"{index}" * 200: 1 for index in range(1000)})
     assert len(found.unlisted) <= MAX_UNLISTED
     assert max(map(len, found.unlisted)) <= MAX_NAME
+    many = merge_findings(TABLE.inspect({f"{index}": 1}) for index in range(1000))
+    assert len(many.unlisted) == MAX_UNLISTED
 
 
 JSON = st.recursive(
