@@ -40,6 +40,8 @@ harness:
 	containers/install_harness.sh claude_code $(CLAWHPC_CACHE)
 	containers/install_harness.sh pi $(CLAWHPC_CACHE)
 	containers/install_harness.sh qwen_code $(CLAWHPC_CACHE)
+	containers/install_harness.sh openclaw $(CLAWHPC_CACHE)
+	containers/install_harness.sh codex $(CLAWHPC_CACHE)
 	containers/install_harness.sh opencode $(CLAWHPC_CACHE)
 	containers/install_harness.sh mini_swe_agent $(CLAWHPC_CACHE)
 	containers/install_harness.sh hermes $(CLAWHPC_CACHE)

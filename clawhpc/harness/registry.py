@@ -7,16 +7,22 @@ from pathlib import Path
 from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCode
+from clawhpc.harness.codex import Codex
 from clawhpc.harness.gemini_cli import GeminiCli
 from clawhpc.harness.hermes import Hermes
 from clawhpc.harness.mini_swe_agent import MiniSweAgent
 from clawhpc.harness.nanobot import Nanobot
+from clawhpc.harness.openclaw import OpenClaw
 from clawhpc.harness.opencode import Opencode
 from clawhpc.harness.pi import Pi
 from clawhpc.harness.qwen_code import QwenCode
 
 ADAPTERS: dict[str, type[Harness]] = {
-    adapter.name: adapter for adapter in (ClaudeCode, Pi, QwenCode, Opencode, GeminiCli, MiniSweAgent, Hermes, Nanobot)
+    adapter.name: adapter
+    for adapter in (
+        *(ClaudeCode, OpenClaw, Codex, Pi, QwenCode, Opencode, GeminiCli),
+        *(MiniSweAgent, Hermes, Nanobot),
+    )
 }
 """Every harness, in the order in which people read of them."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -21,10 +22,12 @@ import pytest
 from clawhpc.errors import UserError
 from clawhpc.harness.base import Harness, HarnessSettings
 from clawhpc.harness.claude_code import ClaudeCodeSettings
+from clawhpc.harness.codex import CodexSettings
 from clawhpc.harness.gemini_cli import GeminiCliSettings
 from clawhpc.harness.hermes import HermesSettings
 from clawhpc.harness.mini_swe_agent import MiniSweAgentSettings
 from clawhpc.harness.nanobot import NanobotSettings
+from clawhpc.harness.openclaw import OpenClawSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
@@ -62,6 +65,8 @@ FULL = ClaudeCodeSettings(bare=False)
 NO_COMPACTION = [
     pytest.param("claude_code", ClaudeCodeSettings(), id="claude_code bare"),
     pytest.param("claude_code", FULL, id="claude_code full", marks=pytest.mark.slow),
+    pytest.param("openclaw", OpenClawSettings(), id="openclaw bare", marks=pytest.mark.slow),
+    pytest.param("codex", CodexSettings(), id="codex"),
     pytest.param("pi", PiSettings(), id="pi"),
     pytest.param("opencode", OpencodeSettings(), id="opencode"),
     pytest.param("mini_swe_agent", MiniSweAgentSettings(), id="mini_swe_agent"),
@@ -140,11 +145,16 @@ def lay_tasks(folder: Path, family: str, num_tasks: int) -> tuple[TaskSpec, ...]
     return load_tasks(folder).tasks
 
 
+VOLATILE = re.compile(r"^\[\w+ [-\d]+ [:\d]+ UTC\]|^Chunk ID: \w+\nWall time: [.\d]+ seconds")
+"""What OpenClaw and Codex say of the time."""
+
+
 def comparable(conversation: Conversation) -> Conversation:
-    """Without the ids of tool calls, which no training token depends on."""
+    """Without the time, and the ids of tool calls, which no training token depends on."""
     messages = (
         replace(
             message,
+            text=VOLATILE.sub("", message.text),
             tool_call_id="",
             tool_calls=tuple(
                 ToolCall(id="", name=call.name, arguments=canonical_arguments(call.arguments))

@@ -99,7 +99,7 @@ def test_a_call_with_tools_is_the_main_loop(name: str) -> None:
 
 
 def test_an_unknown_harness_and_foreign_settings_are_user_errors() -> None:
-    with pytest.raises(UserError, match="harness=hal: allowed are claude_code, pi"):
+    with pytest.raises(UserError, match="harness=hal: allowed are claude_code, openclaw"):
         make_harness("hal", PiSettings(), Path("/cache"))
     with pytest.raises(UserError, match="harness pi takes PiSettings, not ClaudeCodeSettings"):
         make_harness("pi", ClaudeCodeSettings(), Path("/cache"))
