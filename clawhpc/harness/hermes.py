@@ -2,7 +2,8 @@
 
 It keeps its memory, skills and sessions below HOME, and puts nothing into the workspace. Volatile text: its prompt
 holds the kernel's version and the date. It first asks the model's server for models in the way of other servers, and
-does without. Where a prompt does not fit and it may not compact, that is its answer, and it ends with exit code 0.
+does without. Where a prompt does not fit and it may not compact, or a call fails for good, it says so in place of an
+answer, and ends with exit code 0.
 """
 
 from __future__ import annotations
