@@ -36,6 +36,8 @@ $(STAMPS)/dev: $(STAMPS)/venv-$(EXTRA)
 	$(BIN)/pip install -q -e '.[dev]'
 	@touch $@
 
+# A harness from PyPI needs a pip: that of the virtual environment will do.
+harness: export PATH := $(CURDIR)/$(BIN):$(PATH)
 harness:
 	containers/install_harness.sh claude_code $(CLAWHPC_CACHE)
 	containers/install_harness.sh pi $(CLAWHPC_CACHE)
