@@ -94,7 +94,9 @@ class CallTokens:
     what its prompt repeats inside the shared prefix, and its own reply where this call continues it.
     """
     reencoded_replies: int = 0
-    """Recorded replies in this history that could not be grafted and were encoded again: 0, or a defect to look at."""
+    """Replies in this history that stand in the prompt as encoded text although ids were drawn there: 0, or a defect to
+    look at. Recorded ones that could not be grafted, and messages that the harness made up in place of one.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
