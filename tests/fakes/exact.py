@@ -20,6 +20,7 @@ from clawhpc.tree.prune import prune_tree
 from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ReplyHead
 from clawhpc.wire.openai_chat import OpenAIChat
+from clawhpc.wire.openai_responses import OpenAIResponses
 from tests.fakes.caller import session_of
 from tests.fakes.chat_tokenizer import CONTROL, write_tokenizer
 from tests.fakes.engine import FakeEngine, replies
@@ -72,14 +73,13 @@ class Dialect(Protocol):
 
 async def _answered(session: Session, protocol: Any, body: Body) -> Body:
     content = msgspec.json.encode(body)
-    call = await session.open_call(
-        protocol=protocol.name, request=protocol.parse_request(content), headers={}, num_bytes=len(content)
-    )
+    request = protocol.parse_request(content)
+    call = await session.open_call(protocol=protocol.name, request=request, headers={}, num_bytes=len(content))
     with anyio.fail_after(5):
         await call.done.wait()
     assert call.response is not None, call.error
     session.mark_delivered(call)
-    head = ReplyHead(id="0", model="policy", created=0, input_tokens=0)
+    head = ReplyHead(id=str(call.call_id), model="policy", created=0, input_tokens=0, form=request.form)
     whole: Body = protocol.reply_body(head, call.response.reply, call.response.usage)
     return whole
 
@@ -108,6 +108,20 @@ class ChatDialect:
         message: Body = whole["choices"][0]["message"]
         message.pop("refusal", None)
         return message
+
+
+class ResponsesDialect:
+    """What is one message elsewhere is a list of items here."""
+
+    def results(self, reply: Body) -> list[Body]:
+        calls = [item for item in reply["items"] if item["type"] == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "ran it"} for call in calls]
+        return results or [{"role": "user", "content": "go on"}]
+
+    async def ask(self, session: Session, messages: Sequence[Body], **fields: Any) -> Body:
+        items = [item for message in messages for item in message.get("items", [message])]
+        whole = await _answered(session, OpenAIResponses(), {"model": "policy", "input": items, **fields})
+        return {"items": whole["output"]}
 
 
 async def converse(

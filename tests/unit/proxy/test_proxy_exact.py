@@ -15,6 +15,7 @@ from tests.fakes.exact import (
     AnthropicDialect,
     ChatDialect,
     Dialect,
+    ResponsesDialect,
     check_one_path,
     converse,
     drift_of,
@@ -180,6 +181,17 @@ async def test_thinking_is_kept_whatever_an_anthropic_harness_sends_back(
     thinking: ChatRenderer, kind: str, echo: Callable[[Body], Body]
 ) -> None:
     check_one_path(*await converse(thinking, THOUGHTS[kind], AnthropicDialect(), echo))
+
+
+def codex(message: Body) -> Body:
+    """Keeps everything, in another order of keys."""
+    return {"items": [dict(sorted(item.items())) for item in message["items"]]}
+
+
+@pytest.mark.parametrize("kind", [*SAID, *THOUGHTS])
+async def test_codex_stays_on_one_path(plain: ChatRenderer, thinking: ChatRenderer, kind: str) -> None:
+    said = SAID.get(kind) or THOUGHTS[kind]
+    check_one_path(*await converse(plain if kind in SAID else thinking, said, ResponsesDialect(), codex))
 
 
 @pytest.mark.parametrize("said", ["", " \n", "\n\n\n"])
