@@ -1,9 +1,10 @@
 """OpenClaw 2026.9.6, headless: a Node program, OpenAI Chat Completions. Node is pinned and installed with it.
 
-One turn of its embedded agent, without its gateway. Without that it offers subagents, but cannot start them: the model
-is told so. A prompt that does not fit ends it, where the history is short. Volatile text in its prompts: the day's
-date, in the system prompt; the minute, before the instruction, and the kernel's version after it; and a last message of
-its own, with which each call ends and which the next one's history lacks. Session ids would be random, and are set.
+One turn of its embedded agent, without its gateway, and so without subagents: it offers them, but they do not start. A
+prompt that does not fit makes it summarise, in up to three calls, unless the history is short; then it ends. Volatile
+text in its prompts: the day's date, in the system prompt; the minute, before the instruction, and the kernel's version
+after it; and a last message of its own, with which each call ends and which the next one's history lacks. Session ids
+would be random, and are set.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ PROVIDER = "proxy"
 SESSION = "rollout"
 CONFIG_FILE = ".openclaw/openclaw.json"
 
-FEW_TOOLS = (
-    *("apply_patch", "edit", "exec", "ls", "process", "read", "write"),
-    *("sessions_spawn", "sessions_yield", "subagents"),
-)
-"""For files, commands and subagents. The others serve a person's channels, devices, appointments and dashboards."""
+HISTORY_MARK = "<conversation>"
+"""In the last message of a compaction call, which has no tools."""
+
+FEW_TOOLS = ("apply_patch", "edit", "exec", "ls", "process", "read", "write")
+"""For files and commands. The others serve a person's channels, devices, appointments and dashboards."""
 
 CONSTANT_ENV = {
     "OPENCLAW_NO_AUTO_UPDATE": "1",
@@ -58,7 +59,9 @@ class OpenClawSettings(HarnessSettings):
     """What a campaign may choose."""
 
     bare: bool = True
-    """Ten tools; else all forty-three of them, twenty thousand tokens."""
+    """Seven tools; else all forty-three of them, twenty thousand tokens."""
+    compact: bool = False
+    """Let it summarise a history before the window is full; that it does so afterwards cannot be switched off."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class OpenClaw:
                     "model": {"primary": f"{PROVIDER}/{request.model}"},
                     "workspace": request.workspace_mount,
                     "skipBootstrap": True,
+                    "compaction": {"enabled": self.settings.compact},
                 }
             },
             "tools": {"toolSearch": False, **few},
@@ -130,4 +134,7 @@ class OpenClaw:
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         """See `Harness`. No header tells."""
         del headers
-        return (CallRole.MAIN if conversation.tools else CallRole.SIDE), {}
+        if conversation.tools:
+            return CallRole.MAIN, {}
+        summarises = any(HISTORY_MARK in message.text for message in conversation.messages[-1:])
+        return (CallRole.COMPACTION if summarises else CallRole.SIDE), {}

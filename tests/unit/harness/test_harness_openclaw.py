@@ -52,6 +52,13 @@ def test_an_instruction_that_openclaw_would_take_for_an_option_or_a_command_is_n
     assert openclaw().launch_plan(launch_request(instruction)).argv[-2:] == ("--message", f" {instruction}")
 
 
-def test_a_call_of_openclaw_without_tools_is_no_call_of_its_main_loop() -> None:
+@pytest.mark.parametrize("compact", [True, False])
+def test_openclaw_compacts_early_only_where_it_may(compact: bool) -> None:
+    defaults = config_of(openclaw(compact=compact), launch_request())["agents"]["defaults"]
+    assert defaults["compaction"] == {"enabled": compact}
+
+
+def test_the_calls_of_openclaw_without_tools_are_not_its_main_loop() -> None:
     assert openclaw().classify({}, asked("Do it.", tools=("exec",))) == (CallRole.MAIN, {})
+    assert openclaw().classify({}, asked("<conversation>\n[User]: Do it.")) == (CallRole.COMPACTION, {})
     assert openclaw().classify({}, asked("What was it?")) == (CallRole.SIDE, {})
