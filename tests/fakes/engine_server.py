@@ -19,7 +19,7 @@ import msgspec
 
 FAULT_SHARE = 0.03
 """Of first draws; a later one of the same reply is lost only if the process is killed."""
-DELAY_S = (0.005, 0.06)
+DELAY_S = (0.02, 0.12)
 
 
 class Line(msgspec.Struct, frozen=True):

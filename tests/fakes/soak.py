@@ -45,6 +45,8 @@ ROOT = Path(__file__).parents[2]
 LIMITS = Limits(deadline_s=600, reserve_s=20, max_calls=1000, max_sampled_tokens=10**7)
 CANCELLED_SHARE = 0.05
 """Of rollouts, in the middle of whatever they are doing."""
+WORDS = [first + middle + last for first in "bdfklmnprst" for middle in ("a", "ee", "ou") for last in "mnrstx"]
+"""Few, as in any language: a tokenizer remembers ten thousand words for good."""
 FAULTS = {
     "none": 60,
     "vanish": 8,  # hangs up before the headers of a plain answer
@@ -199,7 +201,7 @@ class FaultyHarness:
         """What was asked last -> the replies that were taken whole, in order."""
 
     async def take_turn(self, turn: int) -> None:
-        asked = f"turn {turn} " + "".join(self._chance.choices(string.ascii_letters, k=self._chance.randrange(200)))
+        asked = f"turn {turn} " + " ".join(self._chance.choices(WORDS, k=self._chance.randrange(40)))
         self._messages.append({"role": "user", "content": asked})
         fault = self._chance.choices(list(FAULTS), list(FAULTS.values()))[0]
         self._soak.faults[fault] += 1
