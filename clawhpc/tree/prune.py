@@ -88,17 +88,34 @@ def find_dead_calls(calls: Sequence[CallRecord], whole: Mapping[int, WholeCall])
     for call in drawn:
         last[call.conversation_id, call.role] = call.call_id
         resent[_identity(call, whole)] = call.call_id
+    first = [call for call in drawn if call.continues_id is None]
     return {
         call.call_id
         for call in drawn
         if call.call_id not in heard
-        and (last[call.conversation_id, call.role] != call.call_id or resent[_identity(call, whole)] != call.call_id)
+        and (
+            last[call.conversation_id, call.role] != call.call_id
+            or resent[_identity(call, whole)] != call.call_id
+            or (call.continues_id is None and any(_asks_again(later, call) for later in first))
+        )
     }
 
 
 def _identity(call: CallRecord, whole: Mapping[int, WholeCall]) -> tuple[object, ...]:
     """Equal for a first request and its retry, which opens a conversation of its own; not for twin subagents."""
     return call.role, tuple(sorted(call.headers.items())), whole[call.call_id].prompt_ids
+
+
+def _asks_again(later: CallRecord, earlier: CallRecord) -> bool:
+    """Both open a conversation of the main loop, of which there is one at a time, and `later` repeats all of the request
+    of `earlier`, with words added at its end: so do harnesses that leave an empty reply out.
+    """
+    asked, again = earlier.new_messages, later.new_messages[: len(earlier.new_messages)]
+    if later.call_id <= earlier.call_id or not later.role == earlier.role == CallRole.MAIN:
+        return False
+    if not asked or len(again) < len(asked) or again[:-1] != asked[:-1]:
+        return False
+    return again[-1].role == asked[-1].role and again[-1].text.startswith(asked[-1].text)
 
 
 def _leaves(calls: Mapping[int, WholeCall]) -> set[int]:

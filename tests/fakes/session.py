@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawhpc.records import CallRecord, CallRole, CallTokens, Graft, Reply, Sampling, Usage, VersionSpan
+from clawhpc.records import CallRecord, CallRole, CallTokens, Graft, Message, Reply, Sampling, Usage, VersionSpan
 
 Ids = tuple[int, ...]
 
@@ -25,6 +25,7 @@ class Session:
         reencoded: int = 0,
         headers: dict[str, str] | None = None,
         version: int = 0,
+        new_messages: tuple[Message, ...] = (),
     ) -> int:
         """Draw `reply` after `history`; `continues` names a call that the history repeats only in other ids."""
         call_id, prompt_ids, grafts = len(self.calls), *self._write_out(history)
@@ -40,7 +41,7 @@ class Session:
             reencoded_replies=reencoded,
         )
         self.prompt_ids[call_id], self.token_ids[call_id] = prompt_ids, prompt_ids + reply
-        return self._record(call_id, parent_id, continues_id, role, tokens, headers or {})
+        return self._record(call_id, parent_id, continues_id, role, tokens, headers or {}, new_messages)
 
     def fail(self, *history: Ids | int) -> int:
         """A call that hears `history` and draws nothing."""
@@ -78,6 +79,7 @@ class Session:
         role: CallRole,
         tokens: CallTokens | None,
         headers: dict[str, str],
+        new_messages: tuple[Message, ...] = (),
     ) -> int:
         self.calls.append(
             CallRecord(
@@ -88,7 +90,7 @@ class Session:
                 role=role,
                 protocol="anthropic",
                 headers=headers,
-                new_messages=(),
+                new_messages=new_messages,
                 tools=(),
                 tools_same=continues_id is not None,
                 requested=Sampling(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from clawhpc.records import CallRole
+import pytest
+
+from clawhpc.records import CallRole, Message
 from clawhpc.tree.drift import Drift, measure_drift
 from clawhpc.tree.prune import DropRule, PrunedTree, prune_tree
 from tests.fakes.session import Ids, Session
@@ -12,6 +14,13 @@ HEAD, ASK, RESULT, MOVING = (1, 2, 3), (10, 11), (20, 21, 22), (90, 91)
 
 def prune(session: Session, **kwargs: object) -> PrunedTree:
     return prune_tree("r", session.calls, **{"max_live_leaves": 8, **kwargs})  # type: ignore[arg-type]
+
+
+def user(text: str) -> Message:
+    return Message(role="user", text=text)
+
+
+SYSTEM = Message(role="system", text="Be brief.")
 
 
 def talk(session: Session, turns: int, head: Ids = HEAD, role: CallRole = CallRole.MAIN) -> tuple[Ids | int, ...]:
@@ -40,6 +49,29 @@ def test_a_retry_of_the_very_first_call_is_dropped_although_it_opens_a_conversat
     kept = session.call(HEAD, ASK, reply=(6,))
     session.call(HEAD, ASK, kept, RESULT, reply=(7,))
     assert prune(session).dropped == {lost: DropRule.DEAD}
+
+
+NUDGED = user("Note it.\nYour previous response had no visible output.")
+
+
+@pytest.mark.parametrize("again", [(NUDGED,), (user("Note it."), user("Please continue."))])
+def test_a_first_reply_that_was_left_out_is_dead_when_the_harness_asks_again_in_other_words(
+    again: tuple[Message, ...],
+) -> None:
+    session = Session()
+    empty = session.call(HEAD, ASK, reply=(5,), new_messages=(SYSTEM, user("Note it.")))
+    kept = session.call(HEAD, ASK, (12,), reply=(6,), new_messages=(SYSTEM, *again))
+    session.call(HEAD, ASK, (12,), kept, RESULT, reply=(7,))
+    pruned = prune(session)
+    assert pruned.dropped == {empty: DropRule.DEAD}
+    assert list(pruned.live_leaves) == [kept]
+
+
+def test_a_first_reply_stays_where_the_next_conversation_is_about_something_else() -> None:
+    session = Session()
+    session.call(HEAD, ASK, reply=(5,), new_messages=(SYSTEM, user("Note it.")))
+    session.call(HEAD, (12,), reply=(6,), new_messages=(SYSTEM, user("This session is being continued.")))
+    assert prune(session).dropped == {}
 
 
 def test_twin_subagents_of_one_prompt_are_both_kept() -> None:
