@@ -107,8 +107,8 @@ def _identity(call: CallRecord, whole: Mapping[int, WholeCall]) -> tuple[object,
 
 
 def _asks_again(later: CallRecord, earlier: CallRecord) -> bool:
-    """Both open a conversation of the main loop, of which there is one at a time, and `later` repeats all of the request
-    of `earlier`, with words added at its end: so do harnesses that leave an empty reply out.
+    """Both open a conversation of the main loop, of which there is one at a time, and `later` repeats all of the
+    request of `earlier`, with words added at its end: so do harnesses that leave an empty reply out.
     """
     asked, again = earlier.new_messages, later.new_messages[: len(earlier.new_messages)]
     if later.call_id <= earlier.call_id or not later.role == earlier.role == CallRole.MAIN:
