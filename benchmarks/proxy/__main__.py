@@ -1,6 +1,6 @@
 """What the proxy costs, beside that of other proxies for training.
 
-    python -m benchmarks.proxy                 # everything, a quarter of an hour on two cores that nobody else uses
+    python -m benchmarks.proxy                 # everything, about twenty minutes on two cores that nobody else uses
     python -m benchmarks.proxy --quick         # a minute, for a first look
     python -m benchmarks.proxy --write         # and docs/results/proxy.md, proxy.png
     python -m benchmarks.proxy --only-write    # these, from the last run's figures
@@ -56,13 +56,14 @@ async def run(budget: Budget, growth: dict[str, int], peers: Path, chosen: Seque
             await start(name, PEERS[name](setting, stack), started, absent, folder)
         bench = Bench(stub, started, source_text(), JSON_THRIFT * policy.bytes_per_token)
         neighbours = Neighbours(bench.lanes)
+        print(f"one session of {growth['turns']} turns", flush=True)
+        grown = await measure_growth(bench, **growth)
         cells: list[CellFigures] = []
         for sessions in budget.sessions:
             for history_tokens in budget.history_tokens:
                 async for figures in bench.measure(budget.cells(sessions, history_tokens)):
                     cells.append(figures)
                     print("\n".join(cell_rows(figures)), flush=True)
-        grown = await measure_growth(bench, **growth)
         return Results(
             date=datetime.now(UTC).date().isoformat(),
             machine=neighbours.machine(),

@@ -14,7 +14,10 @@ import httptools
 
 from benchmarks.proxy.policy import ARGUMENTS, SAID, TOOL
 
-MAX_ANSWER_S = 600.0
+MAX_ANSWER_S = 120.0
+"""Hundreds of long requests at once may wait for each other; beyond this, an answer is not coming."""
+IDLE_S = 2.0
+"""Less than any server waits."""
 FIRST_CHARACTER, STRIDE, NUM_STARTS = 20_000, 50_021, 4_000_037
 """Where in the text a conversation begins: at another place for each of its numbers."""
 
@@ -50,16 +53,19 @@ class Connection(asyncio.Protocol):
             for name, value in {"host": "engine", "content-type": "application/json", **endpoint.headers}.items()
         )
         self._done: asyncio.Future[None] | None = None
+        self._used_at = time.monotonic()
+        self._transport: Any = None
 
-    @classmethod
-    async def open(cls, endpoint: Endpoint) -> Connection:
-        """Connect."""
+    async def connect(self) -> None:
+        """Be ready for a request, with a new connection unless the old one was used lately: servers hang up on idle ones."""
+        if self._transport is not None and time.monotonic() - self._used_at < IDLE_S:
+            return
+        self.close()
         loop = asyncio.get_running_loop()
-        if endpoint.socket is not None:
-            made = await loop.create_unix_connection(lambda: cls(endpoint), str(endpoint.socket))
+        if self._endpoint.socket is not None:
+            await loop.create_unix_connection(lambda: self, str(self._endpoint.socket))
         else:
-            made = await loop.create_connection(lambda: cls(endpoint), "127.0.0.1", endpoint.port)
-        return made[1]
+            await loop.create_connection(lambda: self, "127.0.0.1", self._endpoint.port)
 
     async def ask(self, body: bytes) -> Answer:
         """The answer; RuntimeError where it is none."""
@@ -72,17 +78,21 @@ class Connection(asyncio.Protocol):
         async with asyncio.timeout(MAX_ANSWER_S):
             await self._done
         last = time.perf_counter()
+        self._used_at = time.monotonic()
         if self._parser.get_status_code() != 200:
             raise RuntimeError(f"status {self._parser.get_status_code()}: {bytes(self._body)[:500]!r}")
         return Answer(first_s=self._first - start, last_s=last - start, body=bytes(self._body))
 
     def close(self) -> None:
         """Hang up."""
-        self._transport.close()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         self._transport = transport
+        self._used_at = time.monotonic()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""

@@ -83,6 +83,7 @@ async def _play(opened: Sequence[Sessions], turns: int, cpu_ms: dict[str, list[l
         body_kb.append(opened[0].body_kb)
         for sessions in opened:
             connection, conversation = sessions.members[0]
+            await connection.connect()
             clocks[sessions.lane.name].append(sessions.lane.process.cpu_s())
             answer = await connection.ask(conversation.body(stream=False))
             conversation.add_turn(answer, RESULT_BYTES[turn % len(RESULT_BYTES)], stream=False)

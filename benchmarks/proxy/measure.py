@@ -12,6 +12,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks.proxy.client import Connection, Conversation
@@ -21,6 +22,7 @@ RESULT_BYTES = 600
 """Of a tool's result: with the reply before it, about 300 new tokens a call."""
 TRAILING_S = 0.02
 """After a block, for what a proxy does after its answer has been read; it counts as CPU time."""
+MUST_ANSWER = ("direct", "clawhpc")
 SLOW_S = 0.2
 FEW_SESSIONS = 16
 """Up to so many, each repeat has new sessions, so that a history stays near the wanted length. More sessions live through
@@ -80,6 +82,8 @@ class CellFigures:
     body_kb: float
     """Of a request, on average."""
     lanes: list[LaneFigures]
+    failed: dict[str, str]
+    """Peers that left a call without its answer, and what was seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ class Budget:
             else:
                 calls, repeats = max(1, 48 // sessions), self.repeats
             if sessions > FEW_SESSIONS:
-                calls, repeats = 1, min(2, self.repeats)
+                calls, repeats = 1, 1 if sessions * history_tokens > 10**7 else min(2, self.repeats)
             yield Cell(
                 sessions=sessions,
                 history_tokens=history_tokens,
@@ -119,7 +123,7 @@ class Sessions:
     async def open(cls, lane: Lane, numbers: Sequence[int], text: str, num_bytes: int) -> Sessions:
         """With their history, which each proxy meets in a first call that is not measured."""
         endpoints = await lane.open_sessions(len(numbers))
-        connections = [await Connection.open(endpoint) for endpoint in endpoints]
+        connections = [Connection(endpoint) for endpoint in endpoints]
         conversations = [Conversation(text, number=number, num_bytes=num_bytes) for number in numbers]
         sessions = cls(lane, list(zip(connections, conversations, strict=True)))
         await sessions.block(calls=1, delay_s=0.0, stream=False)
@@ -128,6 +132,8 @@ class Sessions:
     async def block(self, *, calls: int, delay_s: float, stream: bool) -> Block:
         """Every session asks `calls` times. Over a slow engine they do not start all at once: rollouts never do."""
         block = Block()
+        for connection, _ in self.members:
+            await connection.connect()
         cpu, start = self.lane.process.cpu_s(), asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             for at, member in enumerate(self.members):
@@ -167,6 +173,7 @@ class Bench:
         self.lanes: Sequence[Lane] = (direct, *proxies)
         self._direct, self._text, self._bytes_per_token = direct, text, bytes_per_token
         self._num_conversations = 0
+        self._failed: dict[str, str] = {}
         self.recorded: dict[str, Counter[str]] = {lane.name: Counter() for lane in self.lanes}
 
     async def measure(self, cells: Iterable[Cell]) -> AsyncIterator[CellFigures]:
@@ -183,10 +190,17 @@ class Bench:
                 first = repeat % len(opened)
                 for sessions in (*opened[first:], *opened[:first]):
                     body_kb.append(sessions.body_kb)
-                    block = await sessions.block(calls=cell.calls, delay_s=cell.delay_s, stream=cell.stream)
-                    blocks[sessions.lane.name].append(block)
-                    await sessions.lane.forget()
-            yield CellFigures(cell=cell, body_kb=statistics.mean(body_kb), lanes=list(_figures(blocks)))
+                    with self._failures(sessions.lane):
+                        block = await sessions.block(calls=cell.calls, delay_s=cell.delay_s, stream=cell.stream)
+                        blocks[sessions.lane.name].append(block)
+                        await sessions.lane.forget()
+                opened = [each for each in opened if each.lane.name not in self._failed]
+            yield CellFigures(
+                cell=cell,
+                body_kb=statistics.mean(body_kb),
+                lanes=list(_figures({lane: own for lane, own in blocks.items() if lane not in self._failed})),
+                failed=dict(self._failed),
+            )
         await self.close(opened)
 
     async def set_delay(self, delay_s: float) -> None:
@@ -200,10 +214,26 @@ class Bench:
 
     async def open(self, num_sessions: int, history_tokens: int) -> list[Sessions]:
         """New conversations, the same for all lanes; no text comes a second time, or a cache would know it."""
+        self._failed.clear()
         numbers = range(self._num_conversations, self._num_conversations + num_sessions)
         self._num_conversations += num_sessions
         num_bytes = int(history_tokens * self._bytes_per_token)
-        return [await Sessions.open(lane, numbers, self._text, num_bytes) for lane in self.lanes]
+        opened = []
+        for lane in self.lanes:
+            with self._failures(lane):
+                opened.append(await Sessions.open(lane, numbers, self._text, num_bytes))
+        return opened
+
+    @contextmanager
+    def _failures(self, lane: Lane) -> Iterator[None]:
+        """A peer that does not answer is left out until the next sessions are opened, and named in the results."""
+        try:
+            yield
+        except (ExceptionGroup, RuntimeError, OSError) as error:
+            if lane.name in MUST_ANSWER:
+                raise
+            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._failed[lane.name] = f"{type(first).__name__}: {str(first)[:200]}".rstrip(": ")
 
     async def close(self, opened: Sequence[Sessions]) -> None:
         """Hang up, and count what was recorded."""

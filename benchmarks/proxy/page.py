@@ -58,6 +58,8 @@ def cell_rows(figures: CellFigures) -> Iterator[str]:
             f"{where} {lane.lane} | {milliseconds(lane)} | {lane.low_ms:.1f} – {lane.high_ms:.1f} | {lane.p99_ms:.1f} | "
             f"{lane.first_p50_ms:.1f} | {lane.cpu_ms:.2f} | {lane.calls} |"
         )
+    for name, reason in figures.failed.items():
+        yield f"{where} {name} | does not answer all: {reason} | | | | | |"
 
 
 def page(results: Results) -> Iterator[str]:

@@ -23,6 +23,8 @@ from benchmarks.proxy.policy import ARGUMENTS, SAID, TOOL
 
 MODEL = "policy"
 WINDOW = 10**6
+BACKLOG = 1024
+"""Hundreds connect at once: one that finds asyncio's usual 100 taken waits for seconds, or for ever on a unix socket."""
 PROMPT_IDS = ",".join(str(10_000 + 7919 * at % 10_000) for at in range(200_000)).encode()
 """Ids of five digits: `6 * n - 1` bytes are n of them."""
 EVENT_TOKENS = 8
@@ -212,8 +214,8 @@ class Connection(asyncio.Protocol):
 async def serve(folder: Path, socket: Path, replies: Replies) -> None:
     """On a unix socket and on a port of the loopback interface, whose number is printed; until killed."""
     loop = asyncio.get_running_loop()
-    await loop.create_unix_server(lambda: Connection(replies), str(socket))
-    server = await loop.create_server(lambda: Connection(replies), "127.0.0.1", 0)
+    await loop.create_unix_server(lambda: Connection(replies), str(socket), backlog=BACKLOG)
+    server = await loop.create_server(lambda: Connection(replies), "127.0.0.1", 0, backlog=BACKLOG)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await server.serve_forever()
 
