@@ -16,7 +16,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from clawhpc.records import CallRecord, CallRole
+from clawhpc.records import CallRecord, CallRole, Message
 from clawhpc.tree.build import WholeCall, plant, whole_calls
 from clawhpc.tree.nodes import CallTree
 
@@ -108,14 +108,16 @@ def _identity(call: CallRecord, whole: Mapping[int, WholeCall]) -> tuple[object,
 
 def _asks_again(later: CallRecord, earlier: CallRecord) -> bool:
     """Both open a conversation of the main loop, of which there is one at a time, and `later` repeats all of the
-    request of `earlier`, with words added at its end: so do harnesses that leave an empty reply out.
+    request of `earlier`, with words added here and there: so do harnesses that leave an empty reply out.
     """
-    asked, again = earlier.new_messages, later.new_messages[: len(earlier.new_messages)]
     if later.call_id <= earlier.call_id or not later.role == earlier.role == CallRole.MAIN:
         return False
-    if not asked or len(again) < len(asked) or again[:-1] != asked[:-1]:
-        return False
-    return again[-1].role == asked[-1].role and again[-1].text.startswith(asked[-1].text)
+    asked, again = earlier.new_messages, iter(later.new_messages)
+    return bool(asked) and all(any(_repeats(message, told) for message in again) for told in asked)
+
+
+def _repeats(message: Message, told: Message) -> bool:
+    return message.role == told.role and message.text.startswith(told.text)
 
 
 def _leaves(calls: Mapping[int, WholeCall]) -> set[int]:

@@ -51,15 +51,22 @@ def test_a_retry_of_the_very_first_call_is_dropped_although_it_opens_a_conversat
     assert prune(session).dropped == {lost: DropRule.DEAD}
 
 
-NUDGED = user("Note it.\nYour previous response had no visible output.")
+NUDGE, MOVED = user("Please continue."), user("Last message.")
 
 
-@pytest.mark.parametrize("again", [(NUDGED,), (user("Note it."), user("Please continue."))])
+@pytest.mark.parametrize(
+    ("asked", "again"),
+    [
+        ((user("Note it."),), (user("Note it.\nYour previous response had no visible output."),)),
+        ((user("Note it."),), (user("Note it."), NUDGE)),
+        ((user("Note it."), MOVED), (user("Note it."), NUDGE, MOVED)),
+    ],
+)
 def test_a_first_reply_that_was_left_out_is_dead_when_the_harness_asks_again_in_other_words(
-    again: tuple[Message, ...],
+    asked: tuple[Message, ...], again: tuple[Message, ...]
 ) -> None:
     session = Session()
-    empty = session.call(HEAD, ASK, reply=(5,), new_messages=(SYSTEM, user("Note it.")))
+    empty = session.call(HEAD, ASK, reply=(5,), new_messages=(SYSTEM, *asked))
     kept = session.call(HEAD, ASK, (12,), reply=(6,), new_messages=(SYSTEM, *again))
     session.call(HEAD, ASK, (12,), kept, RESULT, reply=(7,))
     pruned = prune(session)
