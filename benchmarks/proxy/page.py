@@ -78,7 +78,7 @@ def page(results: Results) -> Iterator[str]:
         "body, and the CPU time of its process. One client, one stub, one run: all proxies take turns, block by block, on "
         "the same conversations, whose history grows by a turn with every call. Milliseconds; p99 is over the direct "
         "median, so that it holds the machine's noise too (the `direct` rows show it), and is the maximum where there are fewer than 100 "
-        "calls. \\* marks a proxy that was busy for more than 85 % of the time: its latency is a queue. Client, stub and "
+        "calls. \\* marks a saturated proxy, busy for more than 85 % of the time or asked by many at once without a pause: its latency is a queue. Client, stub and "
         "proxy share the cores."
     )
     yield ""
