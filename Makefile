@@ -39,15 +39,7 @@ $(STAMPS)/dev: $(STAMPS)/venv-$(EXTRA)
 # A harness from PyPI needs a pip: that of the virtual environment will do.
 harness: export PATH := $(CURDIR)/$(BIN):$(PATH)
 harness:
-	containers/install_harness.sh claude_code $(CLAWHPC_CACHE)
-	containers/install_harness.sh pi $(CLAWHPC_CACHE)
-	containers/install_harness.sh qwen_code $(CLAWHPC_CACHE)
-	containers/install_harness.sh openclaw $(CLAWHPC_CACHE)
-	containers/install_harness.sh codex $(CLAWHPC_CACHE)
-	containers/install_harness.sh opencode $(CLAWHPC_CACHE)
-	containers/install_harness.sh mini_swe_agent $(CLAWHPC_CACHE)
-	containers/install_harness.sh hermes $(CLAWHPC_CACHE)
-	containers/install_harness.sh nanobot $(CLAWHPC_CACHE)
+	ls containers/harness | xargs -P 3 -I NAME containers/install_harness.sh NAME $(CLAWHPC_CACHE)
 
 parts: harness
 	containers/install_parts.sh $(CLAWHPC_CACHE)
