@@ -1,0 +1,122 @@
+"""What must hold of every run, whatever the harness does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clawhpc.records import POLICY_OUTCOMES, CallRole, RolloutRecord
+from clawhpc.tree.build import build_tree, whole_calls
+from clawhpc.tree.drift import measure_drift
+from clawhpc.tree.prune import PrunedTree, prune_tree
+from tests.conformance.bench import LIMITS, Observed
+
+SUM = "the sum is 5"
+"""What the server says to the call of the scenario."""
+
+
+def broken_laws(observed: Observed) -> list[str]:
+    """One line for each thing that does not hold."""
+    record = observed.record
+    if record.outcome not in POLICY_OUTCOMES:
+        return [f"{record.outcome}: {record.detail}"]
+    faults = [*token_faults(observed), *tree_faults(record), *delivery_faults(observed)]
+    if observed.scenario.mcp:
+        faults += mcp_faults(observed)
+    faults += [
+        f"call {call.call_id}: nobody lists {', '.join(call.unlisted)}" for call in record.calls if call.unlisted
+    ]
+    if count := reencodings(observed):
+        faults.append(f"{count} replies were encoded again")
+    if own_words(observed) and not speaks_for_itself(observed):
+        faults.append(f"{own_words(observed)} messages of the assistant repeat no reply that was drawn")
+    if count := false_forks(record):
+        faults.append(f"{count} forks that no harness meant")
+    return faults
+
+
+def token_faults(observed: Observed) -> Iterator[str]:
+    """Law 1: what is recorded is what the engine received and drew, all of it, and nothing else."""
+    whole = whole_calls(observed.record.calls)
+    if whole.keys() != observed.drawn.keys():
+        yield f"drawn were calls {sorted(observed.drawn)}, recorded are {sorted(whole)}"
+    for call_id in whole.keys() & observed.drawn.keys():
+        call, (prompt_ids, drawn) = whole[call_id], observed.drawn[call_id]
+        if tuple(call.prompt_ids) != prompt_ids:
+            yield f"call {call_id}: the prompt is not rebuilt as the engine received it"
+        if tuple(call.tokens.completion_ids) != tuple(drawn.completion_ids):
+            yield f"call {call_id}: the completion is not what was drawn"
+        if tuple(call.tokens.sampling_logprobs) != tuple(drawn.sampling_logprobs):
+            yield f"call {call_id}: the log-probs are not those of the draw"
+
+
+def tree_faults(record: RolloutRecord) -> Iterator[str]:
+    """Law 2: each path is a call's prompt and completion; each draw stands in the tree once."""
+    tree = build_tree(record.rollout_id, record.calls)
+    whole = whole_calls(record.calls)
+    for call_id, call in whole.items():
+        if tuple(tree.path_token_ids(tree.leaf_of_call[call_id])) != tuple(call.token_ids):
+            yield f"call {call_id}: its path is not its prompt and its completion"
+    drawn = sum(len(call.tokens.completion_ids) for call in whole.values())
+    if tree.num_sampled_tokens != drawn:
+        yield f"{drawn} tokens were drawn, {tree.num_sampled_tokens} stand in the tree as sampled"
+
+
+def delivery_faults(observed: Observed) -> Iterator[str]:
+    """An answer that was drawn reached the harness, unless its connection was cut for good."""
+    lost = [call.call_id for call in observed.record.calls if call.tokens is not None and not call.delivered]
+    if len(lost) > len(observed.scenario.cuts):
+        yield f"calls {lost} were answered and never delivered"
+
+
+def mcp_faults(observed: Observed) -> Iterator[str]:
+    """The tool of a server that is slow to start is offered from the first call, and its answer comes through."""
+    calls = observed.record.calls
+    if observed.profile.mcp_tool not in {tool.name for tool in calls[0].tools}:
+        yield f"the first call does not offer {observed.profile.mcp_tool}"
+    if any(call.tools for call in calls[1:] if call.role is CallRole.MAIN):
+        yield "the tools change on the way"
+    if not any(SUM in message.text for call in calls for message in call.new_messages):
+        yield "the server's answer is in no history"
+
+
+def pruned(record: RolloutRecord) -> PrunedTree:
+    return prune_tree(record.rollout_id, record.calls, max_live_leaves=LIMITS.max_live_leaves)
+
+
+def dead_leaves(record: RolloutRecord) -> int:
+    """Replies that the harness asked for and threw away, of the main loop's."""
+    return pruned(record).dropped_leaves.get("dead", 0)
+
+
+def reencodings(observed: Observed) -> int:
+    """Replies that a history repeats in other ids than were drawn."""
+    return max(0, recorded_reencodings(observed) - (own_words(observed) if speaks_for_itself(observed) else 0))
+
+
+def own_words(observed: Observed) -> int:
+    """Messages of the assistant, in one history, that repeat no reply at all. The record takes one for a reply that was
+    encoded again where it stands in the place of a reply.
+    """
+    if speaks_for_itself(observed):
+        return observed.strangers
+    return max(0, observed.strangers - recorded_reencodings(observed))
+
+
+def speaks_for_itself(observed: Observed) -> bool:
+    return observed.scenario.name in observed.profile.own_words
+
+
+def recorded_reencodings(observed: Observed) -> int:
+    return measure_drift(observed.record.calls, pruned(observed.record)).reencoded_replies
+
+
+def false_forks(record: RolloutRecord) -> int:
+    """Places where one conversation of the main loop became two.
+
+    Of a conversation one leaf may be alive, its last: another one is a reply that the conversation went on from. The
+    main loop has one conversation that trains, and one more after each compaction: another one went on from a reply
+    that was not recognised.
+    """
+    compactions = sum(call.role is CallRole.COMPACTION and call.tokens is not None for call in record.calls)
+    leaves = pruned(record).live_leaves
+    return sum(len(alive) - 1 for alive in leaves.values()) + max(0, len(leaves) - 1 - compactions)

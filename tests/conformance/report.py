@@ -1,0 +1,173 @@
+"""The table of what each harness does in each scenario, as docs/harnesses.md holds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from clawhpc.harness.registry import ADAPTERS
+from clawhpc.records import CallRecord, CallRole
+from tests.conformance.bench import Observed
+from tests.conformance.laws import dead_leaves, false_forks, own_words, reencodings
+from tests.conformance.profiles import PROFILES, Profile
+from tests.conformance.scenarios import SCENARIOS, Scenario
+
+PAGE = Path(__file__).parents[2] / "docs/harnesses.md"
+OVERVIEW = "overview"
+RUNS = "runs"
+"""The parts of the page that `python -m tests.conformance --write` writes."""
+SAME = (
+    "harness",
+    "scenario",
+    "what it does",
+    "calls",
+    "resent",
+    "roles",
+    "lines run",
+    "outcome",
+    "dead leaves",
+    "re-encodings",
+    "own words",
+    "false forks",
+)
+"""Columns that are the same in every run of a pinned harness: the tests compare them."""
+MEASURED = ("first request kB", "CPU s", "wall s")
+COLUMNS = (*SAME, *MEASURED)
+
+Row = dict[str, str]
+
+
+def row_of(observed: Observed) -> Row:
+    """One run as the page shows it."""
+    record = observed.record
+    result = record.exec_result
+    ended = f", exit {result.exit_code}" if result is not None else ""
+    cells = (
+        observed.profile.label,
+        observed.scenario.name,
+        manner(observed),
+        len(record.calls),
+        observed.num_requests - len(record.calls),
+        roles(record.calls),
+        len(observed.ran),
+        f"{record.outcome}{ended}",
+        dead_leaves(record),
+        reencodings(observed),
+        own_words(observed),
+        false_forks(record),
+        f"{observed.first_bytes / 1000:.1f}",
+        f"{record.timings.harness_cpu_s:.1f}",
+        f"{record.timings.run_s:.1f}",
+    )
+    return dict(zip(COLUMNS, map(str, cells), strict=True))
+
+
+def absent_row(profile: Profile, scenario: Scenario) -> Row:
+    """Of a scenario that makes no sense for a harness: why."""
+    told = {"harness": profile.label, "scenario": scenario.name, "what it does": f"— {profile.cannot[scenario.name]}"}
+    return {column: told.get(column, "") for column in COLUMNS}
+
+
+def roles(calls: Iterable[CallRecord]) -> str:
+    counts = Counter(str(call.role) for call in calls)
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def manner(observed: Observed) -> str:
+    """How the main loop went on after what the scenario is about, in a few words."""
+    calls = observed.record.calls
+    asked = [call for call in calls if call.role is CallRole.MAIN]
+    odd = observed.scenario.odd
+    if (compaction := next((call for call in calls if call.role is CallRole.COMPACTION), None)) is not None:
+        odd = sum(call.call_id < compaction.call_id for call in asked) - 1
+    if len(asked) <= odd:
+        return "does not come so far"
+    before, after = asked[odd], asked[odd + 1 :][:1]
+    steps = [
+        *(f"calls for {role}" for role in between(calls, before, after)),
+        went_on(before, after[0]) if after else "ends the run",
+    ]
+    return ", ".join(steps)
+
+
+def between(calls: Iterable[CallRecord], before: CallRecord, after: list[CallRecord]) -> Iterator[str]:
+    """The roles of the calls between two calls of the main loop."""
+    end = after[0].call_id if after else float("inf")
+    yield from dict.fromkeys(str(call.role) for call in calls if before.call_id < call.call_id < end)
+
+
+def went_on(before: CallRecord, after: CallRecord) -> str:
+    """How one call of the main loop follows another."""
+    added = {message.role for message in after.new_messages}
+    if after.continues_id == before.call_id:
+        return "goes on" if added == {"tool"} else f"goes on, adds a {'/'.join(sorted(added - {'tool'}))} message"
+    if (before.continues_id, before.new_messages) == (after.continues_id, after.new_messages):
+        return "asks the same again"
+    kept = "" if before.reply is None else ", without the reply"
+    return f"asks otherwise{kept}"
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """In Markdown."""
+    head = list(columns)
+    return "\n".join(map(line_of, [head, ["---"] * len(head), *rows]))
+
+
+def line_of(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def runs_table(rows: Iterable[Row]) -> str:
+    return "\n".join([table(COLUMNS, ()), *map(table_line, rows)])
+
+
+def table_line(row: Row) -> str:
+    return line_of(row[column] for column in COLUMNS)
+
+
+def overview_table(rows: dict[tuple[str, str], Row]) -> str:
+    """One line for each harness."""
+    columns = ("harness", "version", "protocol", "MCP", "compacts", "subagents", *MEASURED)
+    return table(columns, (overview(profile, rows) for profile in PROFILES.values()))
+
+
+def overview(profile: Profile, rows: dict[tuple[str, str], Row]) -> list[str]:
+    adapter, plain = ADAPTERS[profile.name], rows[profile.label, "tool_call"]
+    mcp = f"`{profile.mcp_tool}`" if adapter.mounts_mcp else "no"
+    compacts = "no" if "compaction" in profile.cannot else "yes"
+    subagents = f"`{profile.subagent}`" if profile.subagent else "no"
+    measured = [plain[column] for column in MEASURED]
+    return [profile.label, adapter.version, adapter.protocol, mcp, compacts, subagents, *measured]
+
+
+def every_run() -> Iterator[tuple[Profile, Scenario]]:
+    """Each row of the table."""
+    yield from ((profile, scenario) for profile in PROFILES.values() for scenario in SCENARIOS)
+
+
+def read_page() -> dict[tuple[str, str], Row]:
+    """The rows of the page, by harness and scenario."""
+    _, written, _ = split_page(PAGE.read_text(), RUNS)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in written.strip().splitlines()[2:]]
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in cells)
+    return {(row["harness"], row["scenario"]): row for row in rows}
+
+
+def write_page(rows: dict[tuple[str, str], Row]) -> None:
+    """Put `rows` into the page, in order."""
+    order = [(profile.label, scenario.name) for profile, scenario in every_run()]
+    ordered = {key: rows[key] for key in order if key in rows}
+    page = PAGE.read_text()
+    for part, text in ((OVERVIEW, overview_table(ordered)), (RUNS, runs_table(ordered.values()))):
+        before, _, after = split_page(page, part)
+        page = f"{before}\n{text}\n{after}"
+    PAGE.write_text(page)
+
+
+def split_page(page: str, part: str) -> tuple[str, str, str]:
+    """What stands before, in and after a written part, whose marks stay outside."""
+    begin, end = f"<!-- {part}: written by python -m tests.conformance --write -->", f"<!-- end of {part} -->"
+    before, _, rest = page.partition(begin)
+    written, _, after = rest.partition(end)
+    return before + begin, written, end + after
