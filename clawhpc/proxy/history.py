@@ -38,7 +38,7 @@ class HeardHistory:
     call_ids: array[int]
     """Aligned with `indices`: the calls that drew them."""
     num_rewritten: int
-    """Messages of the assistant that stand where a reply was drawn, and say what nobody drew there."""
+    """Messages of the assistant that say what nobody drew there: behind a recorded reply, or where one was drawn."""
 
     @property
     def matched(self) -> dict[int, int]:
@@ -67,6 +67,8 @@ class ReplyIndex:
         self._by_tool_call: dict[str, Found] = {}
         self._places: set[bytes] = set()
         """The histories after which a reply was drawn."""
+        self._answered: set[bytes] = set()
+        """The messages after which one was drawn, whatever stood before."""
         self._digests: dict[Message, bytes] = {}
 
     def add(self, call_id: int, reply: Reply, heard: HeardHistory) -> None:
@@ -77,6 +79,7 @@ class ReplyIndex:
         self._by_reply[digest][call_id] = heard
         self._by_tool_call.update((call.id, {call_id: heard}) for call in reply.tool_calls[:1])
         self._places.add(heard.place)
+        self._answered.add(heard.predecessor)
 
     def match(self, messages: Messages) -> HeardHistory:
         """What a new history repeats."""
@@ -86,10 +89,7 @@ class ReplyIndex:
             matched, rewritten = self._match_all(messages, identity), 0
         else:
             matched, rewritten = {**known.matched, start: call_id}, known.num_rewritten
-        rewritten += sum(
-            messages[index].role == "assistant" and index not in matched and place in self._places
-            for index, place in enumerate(identity.chain[:-1], start)
-        )
+        rewritten += self._count_rewritten(messages[start:], identity, {index - start for index in matched})
         return HeardHistory(
             messages=messages,
             place=identity.chain[-1],
@@ -97,6 +97,16 @@ class ReplyIndex:
             indices=array(INT32, matched.keys()),
             call_ids=array(INT32, matched.values()),
             num_rewritten=rewritten,
+        )
+
+    def _count_rewritten(self, messages: Messages, identity: History, matched: set[int]) -> int:
+        """Of `messages`, those of the assistant in whose place something was drawn, or before which something was."""
+        behind, before = min(matched, default=len(messages)), (b"", *identity.messages)
+        return sum(
+            message.role == "assistant"
+            and index not in matched
+            and (index > behind or identity.chain[index] in self._places or before[index] in self._answered)
+            for index, message in enumerate(messages)
         )
 
     def _continued(self, messages: Messages) -> tuple[int, int, HeardHistory | None]:
@@ -135,11 +145,16 @@ class ReplyIndex:
         here = self._by_history.get((identity.chain[index], reply))
         found = here or self._like(messages[index])
         if continued not in found:
-            found = here or self._by_answer.get((predecessor, reply)) or found
+            alike = found if _says_something(messages[index]) else {}  # blank replies are all alike
+            found = here or self._by_answer.get((predecessor, reply)) or alike
         if not found:
             return None
         call_id = continued if continued is not None and continued in found else max(found)
         return call_id, found[call_id].continues_id
+
+
+def _says_something(message: Message) -> bool:
+    return bool(message.text.strip() or message.tool_calls)
 
 
 def _is_beginning(messages: Messages, whole: Messages, length: int) -> bool:

@@ -46,8 +46,8 @@ REQUESTS_PER_CALL = 20
 """Requests of one rollout, for each call that it may make: retries, token counts and refused ones included. A harness
 that sends more has gone mad, and would do so until its time is up.
 """
-MAX_DRAWS = 3
-"""Of one reply. A prompt that an engine dies of would otherwise take all of them."""
+MAX_DRAWS = 2
+"""Of one reply. A prompt that an engine dies of takes so many; a plan is allowed more starts, so that others go on."""
 CANCELLED = "cancelled"
 """`CallRecord.failure` of a call that was still open when its session was settled."""
 BYTES_PER_TOKEN = 64

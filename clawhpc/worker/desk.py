@@ -112,7 +112,10 @@ class PolicyDesk:
         self._held.gone.set()
         self._policy: PolicyVersion | None = None
         self._renderer: ChatRenderer | None = None
-        self._num_starts = 0
+        self._num_starts = self._starts_before = 0
+        """Of engines: in all, and in earlier plans."""
+        self._plan: tuple[str, int] | None = None
+        """The phase and the step of the one that is being collected."""
         self._changing = anyio.Lock()
         """Held while the engine or its weights are changed."""
 
@@ -127,8 +130,12 @@ class PolicyDesk:
         return self.server.cpu_s if self.server is not None else 0.0
 
     async def make_ready(self, plan: StepPlan) -> None:
-        """The engine holds the weights that `plan` names. Raises EngineError when it has died too often."""
-        if plan.phase == "capture" or self._holds(plan.policy_step):
+        """The engine holds the weights that `plan` names. Raises EngineError when it died too often meanwhile."""
+        if plan.phase == "capture":
+            return
+        if self._plan != (plan.phase, plan.step):
+            self._plan, self._starts_before = (plan.phase, plan.step), self._num_starts
+        if self._holds(plan.policy_step):
             return
         async with self._changing:
             await self._held.ready.wait()
@@ -171,8 +178,9 @@ class PolicyDesk:
         """Another engine in place of the one that is held, which ends first: the memory is not for two."""
         self._held.let_go()
         await self._held.gone.wait()
-        if self._num_starts == self._spec.worker.max_engine_starts:
-            raise EngineError(f"the engine has died {self._num_starts} times; its log: {self._engine_log}")
+        num_died = self._num_starts - self._starts_before
+        if num_died >= self._spec.worker.max_engine_starts:
+            raise EngineError(f"the engine has died {num_died} times in one plan; its log: {self._engine_log}")
         self._num_starts += 1
         self._held = HeldEngine()
         serving = self._serve(

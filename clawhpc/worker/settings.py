@@ -29,9 +29,11 @@ class WorkerSettings:
     idle_min: float = 60.0
     """Without work for so long, a worker ends by itself."""
     max_engine_starts: int = 3
-    """How often the engine may be started: one that dies is started again, with the weights that its plan names."""
+    """How often the engine may be started in one plan: one that dies is started again, with the weights that its plan
+    names. More than the draws of one reply, so that a prompt that an engine dies of does not end the worker.
+    """
     strict_fields: bool = False
-    """Refuse a request with a field of which docs/protocols.md says nothing. Else it is recorded, counted and ignored."""
+    """Refuse a request with a field that docs/protocols.md does not list. Else it is recorded, counted and ignored."""
 
     def __post_init__(self) -> None:
         at_least(self, concurrency=1, max_output_tokens=1, poll_s=0.01, idle_min=0.1, max_engine_starts=1)

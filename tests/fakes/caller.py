@@ -9,13 +9,14 @@ from typing import Any
 import anyio
 import msgspec
 
+from clawhpc.engine.client import Engine
 from clawhpc.proxy.record import OpenCall
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling, Responder
 from clawhpc.proxy.session import Session
 from clawhpc.records import CallRole, Conversation, Limits
 from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ReplyHead
-from tests.fakes.engine import FakeEngine, FakeRenderer
+from tests.fakes.engine import FakeRenderer
 
 AGENT_HEADER = "x-agent-id"
 ROOMY = PolicySampling(context_window=100_000, max_tokens=10_000)
@@ -29,7 +30,7 @@ def classify(headers: Mapping[str, str], conversation: Conversation) -> tuple[Ca
     return CallRole.MAIN, {}
 
 
-def policy(engine: FakeEngine, sampling: PolicySampling = ROOMY) -> PolicyResponder:
+def policy(engine: Engine, sampling: PolicySampling = ROOMY) -> PolicyResponder:
     return PolicyResponder(engine=engine, renderer=FakeRenderer(), sampling=sampling)
 
 

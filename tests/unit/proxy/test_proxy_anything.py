@@ -23,7 +23,20 @@ Body = dict[str, Any]
 CALL = '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call>'
 SAID = ("ok", "ok", "So.\n" + CALL, CALL, CALL + CALL, " two words\n", "", "~<|im_end|>")
 TOOL = {"name": "Bash", "description": "Run.", "input_schema": {"type": "object"}}
-MOVES = ("continue", "continue", "continue", "retry", "fork", "edit", "drop", "move", "strip", "other tools", "insert")
+MOVES = (
+    "continue",
+    "continue",
+    "continue",
+    "retry",
+    "fork",
+    "edit",
+    "drop",
+    "move",
+    "strip",
+    "other tools",
+    "insert",
+    "insert blank",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +83,8 @@ def rewrite(move: str, history: list[Body], number: int) -> list[Body]:
             return [*map(_without_blanks, history)]
         case "insert":
             return [*history, {"role": "assistant", "content": "made up"}, user("so?")]
+        case "insert blank":
+            return [*history, {"role": "assistant", "content": ""}, user("so?")]
         case _:
             return history
 

@@ -135,10 +135,10 @@ async def test_a_part_of_a_broken_answer_that_a_harness_keeps_is_text_of_its_own
         await dialect.ask(session, [*history, on, *partial])
         calls = session.calls()
     assert [call.continues_id for call in calls] == [None, 0, 0, 2, 3]
-    assert [call.tokens and call.tokens.reencoded_replies for call in calls] == [0, 0, 1, 0, 0]
+    assert [call.tokens and call.tokens.reencoded_replies for call in calls] == [0, 0, 1, 0, 1]
     pruned = prune_tree("r", calls, max_live_leaves=1)
     assert (pruned.dropped, pruned.live_leaves) == ({1: DropRule.DEAD}, {0: (4,)})
-    assert drift_of(calls).reencoded_replies == 1
+    assert drift_of(calls).reencoded_replies == 2
 
 
 async def test_a_repeated_answer_of_two_draws_is_that_of_the_later_draw(plain: ChatRenderer) -> None:
@@ -179,3 +179,46 @@ async def test_assistant_messages_in_a_row_are_grafted_too(plain: ChatRenderer) 
             history += [await dialect.ask(session, history)]
         calls = session.calls()
     check_one_path(calls, engine)
+
+
+async def test_a_blank_message_that_a_harness_makes_up_is_not_another_conversations_blank_reply(
+    plain: ChatRenderer,
+) -> None:
+    """Hermes writes one after a broken stream, and goes on in words of its own."""
+    thought = "<think>\nthe secret of another conversation\n</think>"
+    responder, engine = exact_policy(plain, thought, "two", "three")
+    made_up: Body = {"role": "assistant", "content": ""}
+    async with session_of(responder) as session:
+        await ask(session, user("one"))
+        await ask(session, user("two"))
+        await ask(session, user("two"), made_up, user("go on"))
+        calls = session.calls()
+    check_exact(calls, engine, rewritten=True)
+    assert calls[2].continues_id is None
+    assert "secret" not in plain.decode(engine.requests[2].prompt_ids)
+
+
+async def test_a_blank_reply_that_is_sent_back_is_the_one_that_was_drawn(plain: ChatRenderer) -> None:
+    responder, engine = exact_policy(plain, "<think>\none\n</think>", "<think>\ntwo\n</think>", "done")
+    async with session_of(responder) as session:
+        first = await ask(session, user("a"))
+        second = await ask(session, user("a"), first, user("b"))
+        await ask(session, user("a, edited"), first, user("b"), second, user("c"))
+        calls = session.calls()
+    check_exact(calls, engine)
+    assert repeated_calls(calls, 2) == [0, 1]
+
+
+async def test_a_reply_that_a_harness_takes_apart_or_edits_behind_another_is_counted(plain: ChatRenderer) -> None:
+    responder, engine = exact_policy(plain, CALL + CALL, "One long answer", "on", "done")
+    async with session_of(responder) as session:
+        first = await ask(session, user("do it"))
+        one, two = ({"role": "assistant", "content": [call]} for call in first["content"])
+        results = AnthropicDialect().results(first)[0]["content"]
+        history = [user("do it"), one, user([results[0]]), two, user([results[1]])]
+        await ask(session, *history)
+        await ask(session, *history, {"role": "assistant", "content": "One"}, user("go on"))
+        await ask(session, user("another task"), {"role": "assistant", "content": "Me too"}, user("go on"))
+        calls = session.calls()
+    check_exact(calls, engine, rewritten=True)
+    assert [call.tokens and call.tokens.reencoded_replies for call in calls] == [0, 1, 2, 0]

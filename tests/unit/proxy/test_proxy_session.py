@@ -228,7 +228,7 @@ async def test_a_reply_that_is_lost_again_and_again_is_not_drawn_for_ever() -> N
     async with session_of(policy(engine)) as session:
         await (await open_call(session, user("hi"))).done.wait()
         assert isinstance(session.failure, EngineError)
-        assert "lost 3 times" in str(session.failure)
+        assert f"lost {MAX_DRAWS} times" in str(session.failure)
         assert len(engine.requests) == MAX_DRAWS
 
 

@@ -17,12 +17,14 @@ from clawhpc.engine.client import EngineLost, SamplingParams
 from clawhpc.errors import EngineError
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, ScriptedResponder
+from clawhpc.proxy.session import MAX_DRAWS
 from clawhpc.records import Generation, Limits, PolicyVersion, Probe, StepPlan
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import publish_policy
 from clawhpc.worker.desk import PolicyDesk
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
+from tests.fakes.caller import open_call, policy, session_of, user
 from tests.fakes.chat_tokenizer import write_tokenizer
 from tests.fakes.engine import draw
 from tests.fakes.records import make_group, make_task
@@ -82,6 +84,26 @@ class FakeServe:
             self.open -= 1
 
 
+@dataclass
+class PoisonedEngine:
+    """Each draw kills the server."""
+
+    desk: PolicyDesk
+    serve: FakeServe
+    num_draws: int = 0
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        self.num_draws += 1
+        self.serve.servers[-1].alive = False
+        raise EngineLost("the engine is gone")
+
+    async def recover(self) -> None:
+        await self.desk.recover()
+
+    async def check_drawing(self, *, within_s: float) -> None:
+        raise AssertionError("nobody asks")
+
+
 def write_policies(paths: RunPaths, *steps: int) -> None:
     for step in steps:
         part = paths.root / "part"
@@ -116,9 +138,9 @@ async def desk_of(tmp_path: Path, serve: FakeServe, **worker: Any) -> AsyncItera
     assert serve.open == 0
 
 
-def plan_of(policy_step: int, phase: Any = "train") -> StepPlan:
+def plan_of(policy_step: int, phase: Any = "train", step: int = 0) -> StepPlan:
     group = make_group(phase=phase)
-    return StepPlan(phase=phase, step=0, policy_step=policy_step, temperature=0.5, groups=(group,))
+    return StepPlan(phase=phase, step=step, policy_step=policy_step, temperature=0.5, groups=(group,))
 
 
 async def draw_by(desk: PolicyDesk) -> int:
@@ -152,6 +174,22 @@ async def test_an_engine_that_died_is_started_again_until_it_has_died_too_often(
         for ask_again in (partial(desk.make_ready, plan_of(0)), desk.recover):
             with pytest.raises(EngineError, match=r"has died 2 times.*engine\.log"):
                 await ask_again()
+
+
+async def test_a_prompt_that_the_engine_dies_of_fails_its_call_and_not_the_worker(tmp_path: Path) -> None:
+    """By the defaults of both, in every plan anew."""
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        for step in range(3):
+            await desk.make_ready(plan_of(0, step=step))
+            engine = PoisonedEngine(desk, serve)
+            async with session_of(policy(engine)) as session:
+                await (await open_call(session, user("hi"))).done.wait()
+                assert isinstance(session.failure, EngineError)
+            assert engine.num_draws == MAX_DRAWS
+            await desk.make_ready(plan_of(0, step=step))
+            assert await draw_by(desk) == 0
 
 
 @pytest.mark.parametrize("end", ["alive", "well"])
