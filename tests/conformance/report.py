@@ -92,9 +92,11 @@ def manner(observed: Observed) -> str:
 
 
 def between(calls: Iterable[CallRecord], before: CallRecord, after: list[CallRecord]) -> Iterator[str]:
-    """The roles of the calls between two calls of the main loop."""
+    """The roles of the calls between two calls of the main loop, but for subagents: when they speak is chance."""
     end = after[0].call_id if after else float("inf")
-    yield from dict.fromkeys(str(call.role) for call in calls if before.call_id < call.call_id < end)
+    yield from dict.fromkeys(
+        str(call.role) for call in calls if before.call_id < call.call_id < end and call.role is not CallRole.SUBAGENT
+    )
 
 
 def went_on(before: CallRecord, after: CallRecord) -> str:
