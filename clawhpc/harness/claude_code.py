@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    MCP_START_S,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    kept,
+    mcp_entry,
     plain_text,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest, McpServer
@@ -43,6 +44,8 @@ CONSTANT_ENV = {
     "ENABLE_TOOL_SEARCH": "false",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+    "MCP_CONNECTION_NONBLOCKING": "false",
+    "MCP_TIMEOUT": str(MCP_START_S * 1000),
 }
 """IS_SANDBOX lets it skip permissions as root; bundled certificates spare it the reading of three hundred files; and in
 a run of a second the optimising compiler takes a tenth of the CPU time and gives nothing back."""
@@ -61,45 +64,34 @@ class ClaudeCodeSettings(HarnessSettings):
     """Asked for in each call; 0 for a model that does not think."""
     max_retries: int = 2
     """Of one failed call, after waits of 0.5 s, 1 s, 2 s."""
-    bash_timeout_s: int = 30
+    command_timeout_s: int = 30
     """Of one command."""
 
 
 @dataclass(frozen=True)
-class ClaudeCode:
+class ClaudeCode(Adapter[ClaudeCodeSettings]):
     """The adapter."""
-
-    settings: ClaudeCodeSettings
-    install_root: Path
 
     name: ClassVar[str] = "claude_code"
     protocol: ClassVar[WireName] = "anthropic"
     version: ClassVar[str] = "2.1.328"
     settings_type: ClassVar[type[HarnessSettings]] = ClaudeCodeSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, PROGRAM)
+    programs: ClassVar[tuple[str, ...]] = (PROGRAM,)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
         flags = ("--dangerously-skip-permissions", "--no-session-persistence")
         bare = ("--bare",) if self.settings.bare else ()
         mcp = ("--mcp-config", _mcp_config(request.mcp_servers), "--strict-mcp-config") if request.mcp_servers else ()
-        return LaunchPlan(
+        return self.plan(
             argv=(f"{INSTALL_MOUNT}/{PROGRAM}", "-p", *bare, *flags, *mcp, "--", plain_text(request.instruction, "/")),
-            env=self._model_env(request) | self._behaviour_env() | CONSTANT_ENV,
+            env=CONSTANT_ENV | self._model_env(request) | self._behaviour_env(),
             files={},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _model_env(self, request: LaunchRequest) -> dict[str, str]:
+        window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(request.context_window)}
         return {
             "ANTHROPIC_BASE_URL": request.base_url,
             "ANTHROPIC_API_KEY": API_KEY,
@@ -108,15 +100,10 @@ class ClaudeCode:
             "CLAUDE_CODE_SUBAGENT_MODEL": request.model,
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(request.max_output_tokens),
             "MAX_THINKING_TOKENS": str(self.settings.thinking_tokens),
-            **(
-                {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(request.context_window)}
-                if self.settings.compact
-                else {"DISABLE_COMPACT": "1"}
-            ),
-        }
+        } | (window if self.settings.compact else {"DISABLE_COMPACT": "1"})
 
     def _behaviour_env(self) -> dict[str, str]:
-        timeout_ms = str(self.settings.bash_timeout_s * 1000)
+        timeout_ms = str(self.settings.command_timeout_s * 1000)
         return {
             "CLAUDE_CODE_MAX_RETRIES": str(self.settings.max_retries),
             "BASH_DEFAULT_TIMEOUT_MS": timeout_ms,
@@ -126,16 +113,12 @@ class ClaudeCode:
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         """See `Harness`."""
         if AGENT_HEADER in headers:
-            return CallRole.SUBAGENT, {AGENT_HEADER: headers[AGENT_HEADER]}
+            return CallRole.SUBAGENT, kept(headers, AGENT_HEADER)
         if COMPACTION_BETA in headers.get(BETA_HEADER, ""):
-            return CallRole.COMPACTION, {BETA_HEADER: headers[BETA_HEADER]}
+            return CallRole.COMPACTION, {BETA_HEADER: COMPACTION_BETA}
         return (CallRole.MAIN if conversation.tools else CallRole.SIDE), {}
 
 
 def _mcp_config(servers: tuple[McpServer, ...]) -> str:
     """Its tools are called mcp__NAME__TOOL."""
-    entries = {
-        server.name: {"type": "stdio", "command": server.argv[0], "args": server.argv[1:], "env": server.env}
-        for server in servers
-    }
-    return json.dumps({"mcpServers": entries})
+    return json.dumps({"mcpServers": {server.name: {"type": "stdio"} | mcp_entry(server) for server in servers}})

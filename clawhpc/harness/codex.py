@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    MCP_START_S,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    kept,
+    mcp_entry,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
@@ -31,9 +32,10 @@ CONFIG_FILE = ".codex/config.toml"
 SUBAGENT_HEADER = "x-openai-subagent"
 """Names the kind of a subagent; the main loop does not send it."""
 TURN_HEADER = "x-codex-turn-metadata"
-"""JSON about a call; its request_kind is turn or compaction."""
-MCP_START_S = 30
-"""For a server to start; the first call waits for it."""
+"""JSON about a call; its request_kind is turn or compaction. The rest of it, such as a time, is not the same when the
+call is made again."""
+THREAD_HEADER = "thread-id"
+"""Of the main loop, or of one subagent: those that begin with the same words are told apart by it."""
 
 CONSTANT_CONFIG: dict[str, Any] = {
     "check_for_update_on_startup": False,
@@ -59,37 +61,26 @@ class CodexSettings(HarnessSettings):
 
 
 @dataclass(frozen=True)
-class Codex:
+class Codex(Adapter[CodexSettings]):
     """The adapter."""
-
-    settings: CodexSettings
-    install_root: Path
 
     name: ClassVar[str] = "codex"
     protocol: ClassVar[WireName] = "openai_responses"
     version: ClassVar[str] = "0.171.0"
     settings_type: ClassVar[type[HarnessSettings]] = CodexSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, PROGRAM)
+    programs: ClassVar[tuple[str, ...]] = (PROGRAM,)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{PROGRAM}", "exec", "--skip-git-repo-check", "--ephemeral"),
-                *("--dangerously-bypass-approvals-and-sandbox", "--", request.instruction),
+                "--dangerously-bypass-approvals-and-sandbox",
+                *("--", request.instruction),
             ),
             env={KEY_VARIABLE: API_KEY},
             files={CONFIG_FILE: toml_table(CONSTANT_CONFIG | self._config(request))},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _config(self, request: LaunchRequest) -> dict[str, Any]:
@@ -101,27 +92,21 @@ class Codex:
             "request_max_retries": self.settings.max_retries,
             "stream_max_retries": self.settings.max_retries,
         }
-        window = {"model_context_window": request.context_window} if self.settings.compact else {}
+        started = {"required": True, "startup_timeout_sec": MCP_START_S}
+        window = {"model_context_window": request.context_window}
         return {
             "model": request.model,
             "model_provider": PROVIDER,
-            **window,
             "model_providers": {PROVIDER: provider},
-            "mcp_servers": {
-                server.name: {
-                    **{"command": server.argv[0], "args": list(server.argv[1:]), "env": server.env},
-                    **{"required": True, "startup_timeout_sec": MCP_START_S},
-                }
-                for server in request.mcp_servers
-            },
-        }
+            "mcp_servers": {server.name: mcp_entry(server) | started for server in request.mcp_servers},
+        } | (window if self.settings.compact else {})
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         """See `Harness`."""
         if SUBAGENT_HEADER in headers:
-            return CallRole.SUBAGENT, {SUBAGENT_HEADER: headers[SUBAGENT_HEADER]}
+            return CallRole.SUBAGENT, kept(headers, SUBAGENT_HEADER, THREAD_HEADER)
         if request_kind(headers) == "compaction":
-            return CallRole.COMPACTION, {TURN_HEADER: headers[TURN_HEADER]}
+            return CallRole.COMPACTION, {TURN_HEADER: "compaction"}
         return (CallRole.MAIN if conversation.tools else CallRole.SIDE), {}
 
 
@@ -129,7 +114,7 @@ def request_kind(headers: Mapping[str, str]) -> str:
     """What the header says that the call is; empty where it says nothing."""
     try:
         metadata = json.loads(headers.get(TURN_HEADER, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):  # the policy can send what it likes
         return ""
     return str(metadata.get("request_kind", "")) if isinstance(metadata, dict) else ""
 

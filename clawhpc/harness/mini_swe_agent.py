@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
     PYTHON_START,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
 ENTRY = "minisweagent.run.mini:app"
-ENV = {
-    "LANG": "C.UTF-8",
+CONSTANT_ENV = {
     "OPENAI_API_KEY": API_KEY,
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
@@ -44,49 +41,37 @@ class MiniSweAgentSettings(HarnessSettings):
 
     max_retries: int = 2
     """Of one failed call, after waits of 0.5 s, 1 s, 2 s."""
-    bash_timeout_s: int = 30
+    command_timeout_s: int = 30
     """Of one command."""
 
 
 @dataclass(frozen=True)
-class MiniSweAgent:
+class MiniSweAgent(Adapter[MiniSweAgentSettings]):
     """The adapter."""
-
-    settings: MiniSweAgentSettings
-    install_root: Path
 
     name: ClassVar[str] = "mini_swe_agent"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "2.4.6"
     settings_type: ClassVar[type[HarnessSettings]] = MiniSweAgentSettings
     mounts_mcp: ClassVar[bool] = False
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, PYTHON_START)
+    programs: ClassVar[tuple[str, ...]] = (PYTHON_START,)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
         choices = (
             f"model.model_kwargs.max_tokens={request.max_output_tokens}",
             f"model.model_kwargs.max_retries={self.settings.max_retries}",
-            f"environment.timeout={self.settings.bash_timeout_s}",
+            f"environment.timeout={self.settings.command_timeout_s}",
         )
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{PYTHON_START}", ENTRY, "--yolo", "--exit-immediately", "--cost-limit", "0"),
                 *("--output", "/dev/null", "--model", f"openai/{request.model}", "--config", "mini.yaml"),
                 *(word for choice in choices for word in ("--config", choice)),
                 *("--task", request.instruction),
             ),
-            env=ENV | {"OPENAI_API_BASE": f"{request.base_url}/v1"},
+            env=CONSTANT_ENV | {"OPENAI_API_BASE": f"{request.base_url}/v1"},
             files={},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
     PYTHON_START,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    mcp_entry,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
@@ -29,11 +28,10 @@ ENTRY = "run_nanobot:main"
 CONFIG_FILE = ".nanobot/config.json"
 ENDLESS_WINDOW = 10_000_000
 """Tokens. Told where it may not compact: by its own estimate its very first prompt, 32 k, fits few windows."""
-SUBAGENT_MARK = "# Subagent\n"
-"""Begins the system prompt of a subagent; its calls have no header that says so."""
-COMPACTION_MARK = "Create a compact replacement checkpoint for this session."
-"""Begins the last message of the call that summarises; all before it is as in the main loop."""
-ENV = {"LANG": "C.UTF-8"}
+MAIN_TOOL = "spawn"
+"""Offered to the main loop, and to no subagent."""
+COMPACTION_MARK = "replacement checkpoint"
+"""In the first line of the last message of the call that summarises; all before it is as in the main loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,39 +40,27 @@ class NanobotSettings(HarnessSettings):
 
     compact: bool = False
     """Let it summarise a history that outgrows the window, which must have room for more than its first prompt."""
-    bash_timeout_s: int = 30
+    command_timeout_s: int = 30
     """Of one command, where the call names no other."""
 
 
 @dataclass(frozen=True)
-class Nanobot:
+class Nanobot(Adapter[NanobotSettings]):
     """The adapter."""
-
-    settings: NanobotSettings
-    install_root: Path
 
     name: ClassVar[str] = "nanobot"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "0.3.5"
     settings_type: ClassVar[type[HarnessSettings]] = NanobotSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, PYTHON_START)
+    programs: ClassVar[tuple[str, ...]] = (PYTHON_START,)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, and its own home."""
-        return LaunchPlan(
+        return self.plan(
             argv=(f"{INSTALL_MOUNT}/{PYTHON_START}", ENTRY, request.instruction),
-            env=ENV,
+            env={},
             files={CONFIG_FILE: json.dumps(self._config(request))},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _config(self, request: LaunchRequest) -> dict[str, Any]:
@@ -91,24 +77,17 @@ class Nanobot:
             },
             "providers": {"custom": {"apiKey": API_KEY, "apiBase": f"{request.base_url}/v1"}},
             "tools": {
-                "exec": {"timeout": self.settings.bash_timeout_s},
-                "mcpServers": {
-                    server.name: {
-                        "type": "stdio",
-                        "command": server.argv[0],
-                        "args": server.argv[1:],
-                        "env": server.env,
-                    }
-                    for server in request.mcp_servers
-                },
+                "exec": {"timeout": self.settings.command_timeout_s},
+                "mcpServers": {server.name: {"type": "stdio"} | mcp_entry(server) for server in request.mcp_servers},
             },
         }
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
-        """See `Harness`."""
+        """See `Harness`. No header tells; the tools and the last message do."""
         del headers
-        if any(message.text.startswith(SUBAGENT_MARK) for message in conversation.messages[:1]):
+        names = {tool.name for tool in conversation.tools}
+        if names and MAIN_TOOL not in names:
             return CallRole.SUBAGENT, {}
-        if any(message.text.startswith(COMPACTION_MARK) for message in conversation.messages[-1:]):
+        if any(COMPACTION_MARK in message.text.partition("\n")[0] for message in conversation.messages[-1:]):
             return CallRole.COMPACTION, {}
-        return (CallRole.MAIN if conversation.tools else CallRole.SIDE), {}
+        return (CallRole.MAIN if names else CallRole.SIDE), {}

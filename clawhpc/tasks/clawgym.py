@@ -38,6 +38,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """No text: a NUL can stand in no command line, and the others steer a terminal."""
 SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """Becomes part of the names of its tools, for which providers allow these characters, and 64 of them in all."""
+EXPANDED = re.compile(r"\$[A-Za-z_{]|\{(?:env|file):")
+"""What some harness puts something else for: a variable, or a file. Others leave it as it is."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 """How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
 
@@ -154,6 +156,8 @@ def _mcp_servers(path: Path, entries: list[_McpEntry]) -> tuple[McpServer, ...]:
             raise _Fault(f"{key}.command is empty")
         if any("\0" in text for text in (*entry.command, *entry.env, *entry.env.values())):
             raise _Fault(f"{key} has a NUL")
+        if found := next(filter(None, map(EXPANDED.search, (*entry.command, *entry.env.values()))), None):
+            raise _Fault(f"{key} has {found[0]!r}: harnesses would expand it; put it into a file of {MCP_FOLDER}/")
         if any(not name or "=" in name for name in entry.env):
             raise _Fault(f"{key}.env: the name of a variable is empty or has a =")
     return tuple(McpServer(name=entry.name, argv=tuple(entry.command), env=entry.env) for entry in entries)

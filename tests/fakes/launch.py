@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clawhpc.records import WORKSPACE_MOUNT, Conversation, LaunchRequest, McpServer, Message, Tool
+from clawhpc.harness.base import Harness
+from clawhpc.records import WORKSPACE_MOUNT, Conversation, LaunchPlan, LaunchRequest, McpServer, Message, Tool
 
 URL = "http://127.0.0.1:8377/s/token"
 LAB = McpServer(name="lab", argv=("python3", "/mcp/server.py"), env={"ROUNDS": "3"})
@@ -20,6 +21,10 @@ def launch_request(
         max_output_tokens=256,
         mcp_servers=servers,
     )
+
+
+def launch(harness: Harness, instruction: str = "Do it.", servers: tuple[McpServer, ...] = ()) -> LaunchPlan:
+    return harness.launch_plan(launch_request(instruction, servers=servers))
 
 
 def asked(*texts: str, tools: tuple[str, ...] = ()) -> Conversation:

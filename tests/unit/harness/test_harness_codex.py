@@ -60,23 +60,24 @@ def test_codex_waits_for_the_servers_of_a_task() -> None:
             "args": ["/mcp/server.py"],
             "env": {"ROUNDS": "3"},
             "required": True,
-            "startup_timeout_sec": 30,
+            "startup_timeout_sec": 60,
         }
     }
 
 
-SUBAGENT = {"x-openai-subagent": "collab_spawn"}
-COMPACTION = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
+TURN = "x-codex-turn-metadata"
+SUBAGENT = {"x-openai-subagent": "collab_spawn", "thread-id": "2"}
+COMPACTION = {TURN: json.dumps({"request_kind": "compaction", "turn_started_at_unix_ms": 5})}
 
 
 @pytest.mark.parametrize(
     ("headers", "tools", "expected"),
     [
-        ({"x-codex-turn-metadata": '{"request_kind":"turn"}'}, ("exec_command",), (CallRole.MAIN, {})),
+        ({TURN: '{"request_kind":"turn"}'}, ("exec_command",), (CallRole.MAIN, {})),
         (SUBAGENT, ("exec_command",), (CallRole.SUBAGENT, SUBAGENT)),
-        (COMPACTION, (), (CallRole.COMPACTION, COMPACTION)),
-        ({"x-codex-turn-metadata": "no JSON"}, (), (CallRole.SIDE, {})),
-        ({"x-codex-turn-metadata": "[]"}, ("exec_command",), (CallRole.MAIN, {})),
+        (COMPACTION | {"thread-id": "1"}, (), (CallRole.COMPACTION, {TURN: "compaction"})),
+        ({TURN: "no JSON"}, (), (CallRole.SIDE, {})),
+        ({TURN: "[]"}, ("exec_command",), (CallRole.MAIN, {})),
     ],
 )
 def test_the_headers_of_codex_say_what_a_call_is_for(

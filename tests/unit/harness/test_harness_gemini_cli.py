@@ -52,9 +52,9 @@ def test_gemini_cli_offers_the_tools_of_a_server_at_once() -> None:
     }
 
 
-def test_gemini_cli_bounds_attempts_and_silent_commands() -> None:
-    settings = settings_of(gemini(max_attempts=1, silence_timeout_s=5), launch_request())
-    assert settings["general"]["maxAttempts"] == 1
+def test_gemini_cli_bounds_retries_and_silent_commands() -> None:
+    settings = settings_of(gemini(max_retries=1, silence_timeout_s=5), launch_request())
+    assert settings["general"]["maxAttempts"] == 2
     assert settings["tools"]["shell"] == {"enableInteractiveShell": False, "inactivityTimeout": 5}
 
 

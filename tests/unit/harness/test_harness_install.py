@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from clawhpc.harness.openclaw import NODE_OPTIONS
 from clawhpc.harness.registry import ADAPTERS, make_harness
 
 CONTAINERS = Path(__file__).parents[3] / "containers"
@@ -16,12 +18,21 @@ FROM_NPM = pytest.mark.parametrize("name", [name for name in ADAPTERS if (PINS /
 
 
 class Npm:
-    """A program `npm` that lays out a Claude Code which says it is `version`, and counts its calls."""
+    """A program `npm`: it counts its calls and lays out a Claude Code, which says it is `version` or runs `program`."""
 
-    def __init__(self, folder: Path, *, version: str = "2.1.328", fails: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        version: str = "2.1.328",
+        program: str = "",
+        fails: bool = False,
+        containers: Path = CONTAINERS,
+    ) -> None:
         self.folder, self.log, self.cache = folder, folder / "calls", folder / "cache"
-        (folder / "bin").mkdir()
-        program = f"#!/bin/sh\necho '{version} (Claude Code)'\n"
+        self.containers = containers
+        (folder / "bin").mkdir(parents=True)
+        program = "#!/bin/sh\n" + (program or f"echo '{version} (Claude Code)'") + "\n"
         lines = [
             "#!/bin/sh",
             f'echo "$PWD $*" >>{self.log}',
@@ -33,9 +44,9 @@ class Npm:
         (folder / "bin" / "npm").write_text("\n".join(lines) + "\n")
         (folder / "bin" / "npm").chmod(0o755)
 
-    def install(self, name: str = "claude_code") -> subprocess.CompletedProcess[str]:
-        env = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
-        script = CONTAINERS / "install_harness.sh"
+    def install(self, name: str = "claude_code", **variables: str) -> subprocess.CompletedProcess[str]:
+        env = variables | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        script = self.containers / "install_harness.sh"
         return subprocess.run([script, name, self.cache], env=env, capture_output=True, text=True, timeout=20)
 
     @property
@@ -58,6 +69,42 @@ def test_an_install_is_made_once_whole_and_for_everybody_to_read(tmp_path: Path)
     assert install.stat().st_mode & 0o777 == 0o755
     assert not (install / ".home").exists()
     make_harness("claude_code", ADAPTERS["claude_code"].settings_type(), npm.cache / "harness").check_install()
+
+
+def test_other_pins_are_another_install_and_take_the_place_of_the_old_one(tmp_path: Path) -> None:
+    containers = tmp_path / "containers"
+    shutil.copytree(CONTAINERS, containers)
+    npm = Npm(tmp_path, containers=containers)
+    assert npm.install().returncode == 0
+    install = npm.cache / "harness" / "claude_code-2.1.328"
+    (install / "old").touch()
+    lock = containers / "harness" / "claude_code" / "package-lock.json"
+    lock.write_text(lock.read_text() + "\n")
+    for _ in range(2):
+        assert npm.install().returncode == 0
+    assert npm.num_calls == 2
+    assert not (install / "old").exists()
+    assert [path.name for path in install.parent.iterdir()] == [install.name]
+
+
+def test_an_install_that_cannot_be_renewed_stays_as_it_was(tmp_path: Path) -> None:
+    npm = Npm(tmp_path)
+    assert npm.install().returncode == 0
+    install = npm.cache / "harness" / "claude_code-2.1.328"
+    (install / ".pins").write_text("others")
+    (tmp_path / "bin" / "npm").write_text("#!/bin/sh\nexit 1\n")
+    assert npm.install().returncode == 2
+    assert (install / CLAUDE).exists()
+    assert [path.name for path in install.parent.iterdir()] == [install.name]
+
+
+def test_the_program_that_tells_its_version_sees_nothing_of_who_installs_it(tmp_path: Path) -> None:
+    npm = Npm(tmp_path, program="env; cat; echo 2.1.328 X")
+    assert npm.install(SECRET="1").returncode == 0
+    npm = Npm(tmp_path / "other", program="env >&2; cat; exit 1")
+    said = npm.install(SECRET="1").stderr
+    assert "LANG=C.UTF-8" in said
+    assert "SECRET" not in said
 
 
 def test_another_version_than_the_pinned_one_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -83,6 +130,16 @@ def test_an_unknown_harness_is_refused_with_the_known_ones(tmp_path: Path) -> No
     known = " ".join(sorted(path.name for path in PINS.iterdir()))
     assert f"no harness 'hal'; there are: {known}" in done.stderr
     assert npm.num_calls == 0
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_harness_is_a_folder_that_says_how_its_program_tells_its_version(name: str) -> None:
+    (line,) = (PINS / name / "version_command").read_text().splitlines()
+    assert ADAPTERS[name].programs[0] in line.split()
+
+
+def test_openclaw_is_warmed_as_it_is_started() -> None:
+    assert json.dumps(NODE_OPTIONS) in (PINS / "openclaw" / "warm.mjs").read_text()
 
 
 @FROM_NPM

@@ -20,7 +20,9 @@ PIN = re.compile(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}")
 class Python:
     """A program `python3.11` with a pip that lays out a harness which says it is `version`."""
 
-    def __init__(self, folder: Path, *, version: str = "2.4.6", suits: bool = True, fails: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, version: str = "2.4.6", suits: bool = True, fails: bool = False, cannot_compile: str = ""
+    ) -> None:
         self.bin, self.cache, self.log = folder / "bin", folder / "cache", folder / "calls"
         self.bin.mkdir()
         lines = [
@@ -29,6 +31,7 @@ class Python:
             'case "$*" in',
             f"*version_info*) exit {0 if suits else 1} ;;",
             f"*'pip install'*) {'exit 1' if fails else 'mkdir -m 700 bin minisweagent'} ;;",
+            f"*compileall*) echo '{cannot_compile}'; exit {1 if cannot_compile else 0} ;;",
             f"*{PYTHON_START}*) echo 'This is mini-swe-agent version {version}.' ;;",
             "esac",
         ]
@@ -54,7 +57,7 @@ def test_pip_installs_the_pins_and_nothing_else_compiled_for_the_path_in_the_san
         assert (done.returncode, done.stderr) == (0, "")
     assert python.installed == ["mini_swe_agent-2.4.6"]
     install = python.cache / "harness" / "mini_swe_agent-2.4.6"
-    assert sorted(path.name for path in install.iterdir()) == ["minisweagent", PYTHON_START]
+    assert sorted(path.name for path in install.iterdir()) == [".pins", "minisweagent", PYTHON_START]
     assert (install / "minisweagent").stat().st_mode & 0o777 == 0o755
     _, fetch, compilation, *_ = calls = python.log.read_text().splitlines()
     assert len(calls) == 4
@@ -68,6 +71,10 @@ def test_pip_installs_the_pins_and_nothing_else_compiled_for_the_path_in_the_san
     ("python", "line"),
     [
         ({"fails": True}, "pip could not fetch mini_swe_agent 2.4.6"),
+        (
+            {"cannot_compile": "OSError: [Errno 28] No space left on device"},
+            "cannot compile mini_swe_agent: OSError: [Errno 28] No space left on device",
+        ),
         ({"version": "2.4.60"}, "mini_swe_agent says it is 'This is mini-swe-agent version 2.4.60.', not 2.4.6"),
     ],
 )
@@ -79,6 +86,10 @@ def test_what_goes_wrong_is_one_clear_line_and_leaves_nothing(
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"install_harness.sh: {line}"]
     assert fake.installed == []
+
+
+def test_files_for_other_versions_of_python_do_not_stop_an_install(tmp_path: Path) -> None:
+    assert Python(tmp_path, cannot_compile="SyntaxError: invalid syntax").install().returncode == 0
 
 
 @FROM_PIP

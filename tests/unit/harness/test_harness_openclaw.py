@@ -27,6 +27,11 @@ def test_openclaw_finds_the_proxy_and_knows_the_limits_of_the_model() -> None:
     assert config["agents"]["defaults"]["model"] == {"primary": "proxy/policy"}
 
 
+def test_openclaw_is_told_a_window_that_it_starts_with() -> None:
+    (model,) = config_of(openclaw(), launch_request(context_window=2048))["models"]["providers"]["proxy"]["models"]
+    assert model["contextWindow"] == 4000
+
+
 def test_openclaw_leaves_the_workspace_as_it_is_and_gives_every_rollout_the_same_session() -> None:
     defaults = config_of(openclaw(), launch_request())["agents"]["defaults"]
     assert (defaults["workspace"], defaults["skipBootstrap"]) == (WORKSPACE_MOUNT, True)
@@ -44,7 +49,8 @@ def test_the_few_tools_of_openclaw_are_those_of_a_server_too() -> None:
     bare, full = (config_of(openclaw(bare=bare), launch_request(servers=(LAB,))) for bare in (True, False))
     assert bare["tools"] == {"toolSearch": False, "allow": [*FEW_TOOLS, "lab__*"]}
     assert full["tools"] == {"toolSearch": False}
-    assert bare["mcp"]["servers"] == {"lab": {"command": "python3", "args": ["/mcp/server.py"], "env": {"ROUNDS": "3"}}}
+    entry = {"command": "python3", "args": ["/mcp/server.py"], "env": {"ROUNDS": "3"}, "connectionTimeoutMs": 60_000}
+    assert bare["mcp"]["servers"] == {"lab": entry}
 
 
 @pytest.mark.parametrize("instruction", ["-v", "/new"])

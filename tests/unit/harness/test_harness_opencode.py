@@ -46,7 +46,7 @@ def test_opencode_starts_the_servers_of_a_task_and_waits_for_them() -> None:
     assert config_of(opencode(), launch_request(servers=(LAB,)))["mcp"] == {
         "lab": {
             "type": "local",
-            "timeout": 30_000,
+            "timeout": 60_000,
             "command": ["python3", "/mcp/server.py"],
             "environment": {"ROUNDS": "3"},
         }
@@ -66,14 +66,14 @@ def test_the_words_of_an_instruction_are_joined_by_opencode_as_they_were(instruc
     assert not any(" " in word for word in words)
 
 
-PARENT = {"x-parent-session-id": "ses_1"}
+CHILD = {"x-parent-session-id": "ses_1", "x-session-id": "ses_2"}
 
 
 @pytest.mark.parametrize(
     ("headers", "tools", "text", "expected"),
     [
         ({"x-session-id": "ses_1"}, ("bash",), "Do it.", (CallRole.MAIN, {})),
-        (PARENT | {"x-session-id": "ses_2"}, ("bash",), "Say done.", (CallRole.SUBAGENT, PARENT)),
+        (CHILD | {"x-other": "1"}, ("bash",), "Say done.", (CallRole.SUBAGENT, CHILD)),
         ({}, (), "<conversation>\n[User]: Do it.\n</conversation>", (CallRole.COMPACTION, {})),
         ({}, (), "What is this about?", (CallRole.SIDE, {})),
     ],

@@ -207,14 +207,17 @@ def test_two_thousand_tasks_load_in_seconds(tmp_path: Path) -> None:
 
 def test_a_task_declares_mcp_servers_and_brings_their_programs(tmp_path: Path) -> None:
     lab = {"name": "lab", "command": ["python3", "/mcp/server.py"], "env": {"ROUNDS": "3"}}
-    root = lay_task(tmp_path, "with_lab", mcp_servers=[lab, {"name": "web", "command": ["web"]}])
+    root = lay_task(tmp_path, "with_lab", mcp_servers=[lab, {"name": "web", "command": ["web", "5$", "$1", "{x}"]}])
     (root / "mcp").mkdir()
     task = only_task(tmp_path)
     assert task.mcp_servers == (
         McpServer(name="lab", argv=("python3", "/mcp/server.py"), env={"ROUNDS": "3"}),
-        McpServer(name="web", argv=("web",)),
+        McpServer(name="web", argv=("web", "5$", "$1", "{x}")),
     )
     assert task.mcp_dir == str(root / "mcp")
+
+
+EXPANDED = "harnesses would expand it; put it into a file of mcp/"
 
 
 @pytest.mark.parametrize(
@@ -226,6 +229,11 @@ def test_a_task_declares_mcp_servers_and_brings_their_programs(tmp_path: Path) -
         ({"command": [""]}, "mcp_servers[1].command is empty"),
         ({"command": "web"}, "Expected `array`, got `str` - at `$.mcp_servers[1].command`"),
         ({"command": ["web", "a\0b"]}, "mcp_servers[1] has a NUL"),
+        ({"command": ["web", "$HOME/x"]}, f"mcp_servers[1] has '$H': {EXPANDED}"),
+        ({"command": ["web", "${1}"]}, f"mcp_servers[1] has '${{': {EXPANDED}"),
+        ({"env": {"A": "$_"}}, f"mcp_servers[1] has '$_': {EXPANDED}"),
+        ({"env": {"A": "a {env:HOME}"}}, f"mcp_servers[1] has '{{env:': {EXPANDED}"),
+        ({"command": ["web", "{file:/etc/passwd}"]}, f"mcp_servers[1] has '{{file:': {EXPANDED}"),
         ({"env": {"A=B": "c"}}, "mcp_servers[1].env: the name of a variable is empty or has a ="),
         ({"env": {"A": 1}}, "Expected `str`, got `int` - at `$.mcp_servers[1].env[...]`"),
         ({"url": "http://x"}, "Object contains unknown field `url` - at `$.mcp_servers[1]`"),

@@ -1,5 +1,6 @@
 // Run the OpenClaw in the current folder once against a model that says nothing, so that Node's compile cache is made.
-//   node warm_openclaw.mjs ./node_modules/openclaw/openclaw.mjs ./compile-cache
+// It loads five thousand modules. Compiled once, they take a fifth less CPU time in every run.
+//   node warm.mjs
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -7,6 +8,9 @@ import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 
+const PROGRAM = resolve("node_modules/openclaw/openclaw.mjs");
+const CACHE = resolve("compile-cache");
+const NODE_OPTIONS = ["--preserve-symlinks", "--preserve-symlinks-main", "--max-semi-space-size=64"]; // the adapter's: Node compares them
 const RUN_MS = 240_000;
 
 function chunk(delta, finish_reason) {
@@ -43,29 +47,33 @@ function config(port, workspace) {
   };
 }
 
-async function run(program, cache, port) {
-  const home = mkdtempSync(join(tmpdir(), "warm-openclaw-"));
+async function run(home, port) {
   const workspace = join(home, ".openclaw", "workspace");
   mkdirSync(workspace, { recursive: true });
   writeFileSync(join(home, ".openclaw", "openclaw.json"), JSON.stringify(config(port, workspace)));
   const env = {
     HOME: home,
     PATH: process.env.PATH,
+    LANG: "C.UTF-8",
     OPENCLAW_NO_AUTO_UPDATE: "1",
     OPENCLAW_DISABLE_BUNDLED_PLUGINS: "1",
     OPENCLAW_NO_RESPAWN: "1",
     OPENCLAW_PACKAGED_COMPILE_CACHE_RESPAWNED: "1",
-    NODE_COMPILE_CACHE: resolve(cache),
+    NODE_COMPILE_CACHE: CACHE,
     NODE_COMPILE_CACHE_PORTABLE: "1",
   };
-  const argv = [...process.execArgv, resolve(program), "agent", "--local", "--agent", "main", "--session-id", "warm"];
+  const argv = [...NODE_OPTIONS, PROGRAM, "agent", "--local", "--agent", "main", "--session-id", "warm", "--message", "Do it."];
   const options = { cwd: workspace, env, timeout: RUN_MS, stdio: ["ignore", "ignore", "inherit"] };
-  const [status, signal] = await once(spawn(process.execPath, [...argv, "--message", "Do it."], options), "close");
-  rmSync(home, { recursive: true, force: true });
+  const [status, signal] = await once(spawn(process.execPath, argv, options), "close");
   if (status !== 0) throw new Error(`OpenClaw ended with ${status ?? signal}`);
 }
 
 const server = await serve();
-await run(process.argv[2], process.argv[3], server.address().port);
-server.closeAllConnections();
-server.close();
+const home = mkdtempSync(join(tmpdir(), "warm-openclaw-"));
+try {
+  await run(home, server.address().port);
+} finally {
+  rmSync(home, { recursive: true, force: true });
+  server.closeAllConnections();
+  server.close();
+}
