@@ -18,9 +18,9 @@ from clawhpc.sandbox.open import open_sandbox
 from clawhpc.sandbox.settings import SandboxSettings
 from tests.conformance.bench import Bench
 from tests.conformance.laws import broken_laws
-from tests.conformance.profiles import PROFILES
+from tests.conformance.profiles import PROFILES, Profile
 from tests.conformance.report import Row, absent_row, every_run, read_page, row_of, runs_table, table_line, write_page
-from tests.conformance.scenarios import BY_NAME
+from tests.conformance.scenarios import BY_NAME, Scenario
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 async def run_all(labels: list[str], names: list[str]) -> tuple[dict[tuple[str, str], Row], list[str]]:
-    """The rows and the broken laws of the chosen runs, one after the other."""
+    """The rows of the chosen runs that broke no law, and the laws that the others broke; one run after the other."""
     cache_dir = Path(os.environ.get("CLAWHPC_CACHE") or Path.home() / ".cache/clawhpc")
     rows: dict[tuple[str, str], Row] = {}
     faults: list[str] = []
@@ -49,22 +49,22 @@ async def run_all(labels: list[str], names: list[str]) -> tuple[dict[tuple[str, 
         for profile, scenario in every_run():
             if profile.label not in labels or scenario.name not in names:
                 continue
-            key = profile.label, scenario.name
-            if scenario.name in profile.cannot:
-                rows[key], broken = absent_row(profile, scenario), []
-            else:
-                observed = await bench.run(profile, scenario)
-                rows[key], broken = row_of(observed), broken_laws(observed)
-            print(table_line(rows[key]), flush=True)
-            print(
-                *(f"{' '.join(key)}: {fault}" for fault in broken),
-                sep="\n",
-                end="\n" if broken else "",
-                file=sys.stderr,
-                flush=True,
-            )
+            row, broken = await run_one(bench, profile, scenario)
+            print(table_line(row), flush=True)
+            for fault in broken:
+                print(f"{profile.label} {scenario.name}: {fault}", file=sys.stderr, flush=True)
             faults += broken
+            if not broken:
+                rows[profile.label, scenario.name] = row
     return rows, faults
+
+
+async def run_one(bench: Bench, profile: Profile, scenario: Scenario) -> tuple[Row, list[str]]:
+    """Its row, and the laws that it broke."""
+    if scenario.name in profile.cannot:
+        return absent_row(profile, scenario), []
+    observed = await bench.run(profile, scenario)
+    return row_of(observed), broken_laws(observed)
 
 
 sys.exit(main())

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
+import anyio
+
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.harness.registry import make_harness
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling
@@ -32,7 +34,11 @@ from tests.conformance.scenarios import LOG, MAX_OUTPUT_TOKENS, SUMMARY, Scenari
 from tests.fakes import mcp_server
 from tests.fakes.chat_tokenizer import write_tokenizer
 
-INSTRUCTION = "Note in the log what is to be noted."
+INSTRUCTION = """\
+- Note in "the log" what is to be  noted, 'größer' things too.
+--help, $HOME, `/etc` and @log.txt are to be left as they are; \\n is no line's end."""
+"""All that a command line, a shell or a harness might take for something else than text."""
+MODEL = "policy"
 WINDOW = 200_000
 """Tokens of a byte-level tokenizer with few merges: the longest head has 70 k of them."""
 LIMITS = Limits(deadline_s=240.0, reserve_s=15.0, max_calls=60)
@@ -55,6 +61,10 @@ class Observed:
     """By call_id: the prompt that the engine received, and what it drew."""
     ran: tuple[str, ...]
     """The lines of the log."""
+    files: tuple[str, ...]
+    """What else lies in the workspace afterwards."""
+    models: set[str]
+    """What the main loop asked for."""
     num_requests: int
     """Model requests, resent ones included."""
     first_bytes: int
@@ -85,14 +95,14 @@ class Bench:
         adapter.check_install()
         harness = ListeningHarness(adapter)
         policy = self.policy(harness, script_of(profile, scenario), thinking=scenario.thinking)
-        sandbox = FaultySandbox(self.sandbox, scenario.cuts, LOG)
+        sandbox = FaultySandbox(self.sandbox, scenario.cuts, LOG, policy.happened["cut"])
         parts = RolloutParts(
             sandbox=sandbox,
             harness=harness,
             responder=policy,
             scratch=self.scratch,
             limits=LIMITS,
-            model="policy",
+            model=MODEL,
             context_window=profile.early_window if scenario.compacting and profile.early_window else WINDOW,
             max_output_tokens=MAX_OUTPUT_TOKENS,
             worker_id="conformance",
@@ -107,6 +117,8 @@ class Bench:
             record=record,
             drawn={int(request_id.split("-")[1]): drawn for request_id, drawn in policy.engine.drawn.items()},
             ran=tuple(sandbox.log.splitlines()),
+            files=sandbox.files,
+            models=harness.models,
             num_requests=sandbox.line.num_requests,
             first_bytes=sandbox.line.first_bytes,
             strangers=policy.strangers,
@@ -122,7 +134,8 @@ class Bench:
             renderer=ChatRenderer(self.folder / "policy", renderer="qwen3", thinking=thinking),
             sampling=PolicySampling(context_window=WINDOW, max_tokens=MAX_OUTPUT_TOKENS),
         )
-        return ScriptedPolicy(inner, engine, harness, script)
+        happened = {"cut": anyio.Event(), "subagent": anyio.Event()}
+        return ScriptedPolicy(inner, engine, harness, script, happened=happened)
 
     def plan(self, profile: Profile, scenario: Scenario) -> RolloutPlan:
         """A task without a fault to find: whatever was done is right."""
@@ -131,8 +144,12 @@ class Bench:
         (reward_dir / "reward.sh").write_text("echo 1\n")
         mcp_dir.mkdir(exist_ok=True)
         server = Path(shutil.copy(mcp_server.__file__, mcp_dir))
-        argv, slow = ("/usr/bin/python3", f"{MCP_MOUNT}/{server.name}"), {"DELAY_S": "2"}
-        adder = McpServer(name=MCP_SERVER, argv=argv, env=slow)
+        argv = {
+            "": (),
+            "slow": ("/usr/bin/python3", f"{MCP_MOUNT}/{server.name}"),
+            "broken": ("/bin/false",),
+        }[scenario.mcp]
+        adder = McpServer(name=MCP_SERVER, argv=argv, env={"DELAY_S": "2"})
         task = TaskSpec(
             task_id=scenario.name,
             instruction=INSTRUCTION,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,10 @@ from clawhpc.sandbox.base import Sandbox, SandboxCommand
 
 DRAIN_S = 0.2
 """For the proxy to write the rest of an answer that is cut: to the proxy it was delivered."""
-LOST_S = 0.1
-"""After the last piece of a request whose answer is to be lost: it is whole, and its answer still to be drawn."""
 CLOSE_S = 2.0
 CHUNK_BYTES = 65536
+LINE_END = b"\r\n"
+HEAD_END = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +41,8 @@ class Line:
     """Model requests so far, resent ones included."""
     first_bytes: int = 0
     """Of the body of the first one."""
+    cut_off: anyio.Event = field(kw_only=True)
+    """Set when a connection that was cut has ended, and the proxy has noticed."""
 
     async def carry(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One connection, from end to end."""
@@ -55,6 +56,8 @@ class Line:
         finally:
             to_client.transport.abort()
             to_proxy.transport.abort()
+            if connection.cut is not None:
+                self.cut_off.set()
 
     def note_request(self, head: bytes) -> Cut | None:
         """A model request begins; how its answer is to be cut."""
@@ -81,19 +84,29 @@ class Connection:
     async def ask(self, from_client: asyncio.StreamReader) -> None:
         """Until the harness has no more to ask, or its whole request is there and the answer is to be lost."""
         with suppress(OSError):
-            while True:
-                chunk = b""
-                with anyio.move_on_after(LOST_S if self.is_lost else math.inf):
-                    chunk = await from_client.read(CHUNK_BYTES)
-                if not chunk:
-                    break
-                if is_model_request(chunk):
-                    self.cut = self.line.note_request(chunk)
-                self.to_proxy.write(chunk)
-                await self.to_proxy.drain()
+            with suppress(asyncio.IncompleteReadError):
+                while not self.is_lost:
+                    await self.pass_request(from_client)
             if self.is_lost:
                 self.to_client.transport.abort()
             self.to_proxy.write_eof()
+
+    async def pass_request(self, from_client: asyncio.StreamReader) -> None:
+        """One whole request. Raises IncompleteReadError where there is none any more."""
+        head = await from_client.readuntil(HEAD_END)
+        if is_model_request(head):
+            self.cut = self.line.note_request(head)
+        await self.pass_on(head)
+        if b"\r\ntransfer-encoding: chunked\r\n" in head.lower():
+            while size := int(line := await from_client.readuntil(LINE_END), base=16):
+                await self.pass_on(line + await from_client.readexactly(size + len(LINE_END)))
+            await self.pass_on(line + await from_client.readuntil(LINE_END))
+        else:
+            await self.pass_on(await from_client.readexactly(content_length(head)))
+
+    async def pass_on(self, piece: bytes) -> None:
+        self.to_proxy.write(piece)
+        await self.to_proxy.drain()
 
     async def answer(self, from_proxy: asyncio.StreamReader) -> None:
         """Until the proxy has no more to say, or the cut."""
@@ -116,14 +129,14 @@ class Connection:
                 pass
 
 
-def is_model_request(chunk: bytes) -> bool:
-    """Whether a request begins here that asks for a reply: a request's head stands at the start of a chunk."""
-    line = chunk[:400].partition(b"\r\n")[0]
+def is_model_request(head: bytes) -> bool:
+    """Whether it asks for a reply."""
+    line = head.partition(LINE_END)[0]
     return line.startswith(b"POST ") and b"count" not in line.lower()
 
 
 def content_length(head: bytes) -> int:
-    for line in head.partition(b"\r\n\r\n")[0].lower().split(b"\r\n"):
+    for line in head.lower().split(LINE_END):
         if line.startswith(b"content-length:"):
             return int(line.partition(b":")[2])
     return 0
@@ -131,27 +144,33 @@ def content_length(head: bytes) -> int:
 
 @dataclass
 class FaultySandbox:
-    """A real sandbox whose harness reaches its proxy over a `Line`; keeps what the harness left in its log."""
+    """A real sandbox whose harness reaches its proxy over a `Line`; keeps what the harness left in its workspace."""
 
     inner: Sandbox
     cuts: tuple[Cut, ...]
     log_name: str
+    cut_off: anyio.Event
+    """See `Line`."""
     line: Line | None = None
     """Of the harness; None before it ran."""
     log: str = ""
     """The log file that the harness's commands wrote."""
+    files: tuple[str, ...] = ()
+    """All others, by path in the workspace."""
     name: str = field(init=False, default="faulty")
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         if command.proxy_socket is None:
             return await self.inner.run(command, timeout_s=timeout_s)
-        log = next(mount.source for mount in command.mounts if mount.writable) / self.log_name
-        self.line = Line(command.proxy_socket, {cut.request: cut for cut in self.cuts})
+        workspace = next(mount.source for mount in command.mounts if mount.writable)
+        log = workspace / self.log_name
+        self.line = Line(command.proxy_socket, {cut.request: cut for cut in self.cuts}, cut_off=self.cut_off)
         try:
             async with listening(self.line, command.proxy_socket.with_name("line")) as socket:
                 return await self.inner.run(replace(command, proxy_socket=socket), timeout_s=timeout_s)
         finally:
             self.log = log.read_text() if log.exists() else ""
+            self.files = tuple(sorted(str(path.relative_to(workspace)) for path in workspace.rglob("*") if path != log))
 
     def check_hidden(self, path: Path) -> None:
         self.inner.check_hidden(path)

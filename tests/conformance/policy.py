@@ -25,6 +25,8 @@ from tests.fakes.engine import draw
 MARKUP = re.compile("(</?(?:tool_call|think)>)")
 """Where a policy draws a control token, not its letters."""
 RECOVERY_S = 1.0
+WAIT_S = 60.0
+"""For what a reply is to come after."""
 SPLIT = "✂"
 """In what is said: the character before it lacks its last token."""
 
@@ -36,6 +38,8 @@ class Said:
     text: str = ""
     silence_s: float = 0.0
     """Before the first token."""
+    after: Literal["", "cut", "subagent"] = ""
+    """What must have happened before the first token: a connection was cut, or a subagent has its reply."""
     instead: Literal["", "overloaded", "overflow", "lost"] = ""
     """The provider's error that the harness gets; or the engine is lost once, and back after RECOVERY_S."""
 
@@ -51,10 +55,9 @@ class ScriptedEngine:
     """The prompt and what was drawn after it, by request_id."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
-        said = self.said[request_id]
+        said = self.said.pop(request_id)
         if said.instead == "lost":
             raise EngineLost("the engine is gone")
-        await anyio.sleep(said.silence_s)
         ids = (*spell(self.tokenizer, said.text), self.tokenizer.token_to_id("<|im_end|>"))
         generation = draw(tuple(prompt_ids), ids, params.max_tokens)
         self.drawn[request_id] = tuple(prompt_ids), generation
@@ -82,7 +85,9 @@ class ListeningHarness:
 
     inner: Harness
     heard: dict[int, tuple[CallRole, Conversation]] = field(default_factory=dict)
-    """By the identity of the conversation, which is kept so that no other can have it."""
+    """By the identity of the conversation, which is kept until its call is prepared, so that no other can have it."""
+    models: set[str] = field(default_factory=set)
+    """The main loop asked for them."""
 
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         return self.inner.launch_plan(request)
@@ -90,6 +95,8 @@ class ListeningHarness:
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:
         role, kept = self.inner.classify(headers, conversation)
         self.heard[id(conversation)] = role, conversation
+        if role is CallRole.MAIN:
+            self.models.add(conversation.model)
         return role, kept
 
 
@@ -103,7 +110,10 @@ class ScriptedPolicy:
     script: Callable[[CallRole], Said]
     strangers: int = 0
     """The most messages of the assistant, in one history, that no reply of the policy was recognised in."""
-    planned: dict[int, tuple[Said, Prompt]] = field(default_factory=dict)
+    planned: dict[int, tuple[CallRole, Said, Prompt]] = field(default_factory=dict)
+    """By the identity of the prompt, until it is answered."""
+    happened: dict[str, anyio.Event] = field(kw_only=True)
+    """What a reply may have to come after: see `Said`."""
 
     @property
     def context_window(self) -> int:
@@ -114,26 +124,33 @@ class ScriptedPolicy:
         prompt = self.inner.prepare(conversation, recorded)
         if id(conversation) not in self.harness.heard:
             return prompt
-        role, _ = self.harness.heard[id(conversation)]
+        role, _ = self.harness.heard.pop(id(conversation))
         said = self.script(role)
         if said.instead == "overflow":
             raise ContextOverflow(self.context_window + 1, self.context_window)
         unknown = sum(message.role == "assistant" for message in conversation.messages) - len(recorded)
         self.strangers = max(self.strangers, unknown)
-        self.planned[id(prompt)] = said, prompt
+        self.planned[id(prompt)] = role, said, prompt
         return prompt
 
     def num_new_chars(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> int:
         return self.inner.num_new_chars(conversation, recorded)
 
     async def respond(self, prompt: Prompt, draw: Draw) -> Response:
-        said, _ = self.planned[id(prompt)]
+        role, said, _ = self.planned.pop(id(prompt))
         if said.instead == "lost":
-            self.planned[id(prompt)] = replace(said, instead=""), prompt
+            self.planned[id(prompt)] = role, replace(said, instead=""), prompt
+        if said.after:
+            with anyio.fail_after(WAIT_S):
+                await self.happened[said.after].wait()
+        await anyio.sleep(said.silence_s)
         if said.instead == "overloaded":
             raise WireError(ErrorKind.OVERLOADED, "the model is overloaded, try again later")
         self.engine.said[draw.request_id] = said
-        return await self.inner.respond(prompt, draw)
+        response = await self.inner.respond(prompt, draw)
+        if role is CallRole.SUBAGENT:
+            self.happened["subagent"].set()
+        return response
 
     async def recover(self) -> None:
         await self.inner.recover()

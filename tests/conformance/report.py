@@ -81,6 +81,8 @@ def manner(observed: Observed) -> str:
     odd = observed.scenario.odd
     if (compaction := next((call for call in calls if call.role is CallRole.COMPACTION), None)) is not None:
         odd = sum(call.call_id < compaction.call_id for call in asked) - 1
+    if not asked:
+        return "makes no call"
     if len(asked) <= odd:
         return "does not come so far"
     before, after = asked[odd], asked[odd + 1 :][:1]

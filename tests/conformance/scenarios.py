@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from tests.conformance.faults import LOST_S, Cut
+from tests.conformance.faults import Cut
 from tests.conformance.policy import SPLIT, Said
 from tests.conformance.profiles import Profile, tool_call
 
@@ -20,6 +21,8 @@ LITERALS = "<|im_end|>\\n<|im_start|>user"
 KEEP_ALIVE_S = 0.2
 MANY = 20
 LONG_RESULTS = 4
+ENDLESS = 40
+"""More often than any harness tries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,10 @@ class Scenario:
     cuts: tuple[Cut, ...] = ()
     thinking: bool = False
     compacting: bool = False
-    mcp: bool = False
+    mcp: Literal["", "slow", "broken"] = ""
+    """The task declares a server that takes its time to start, or one that ends at once."""
+    may_fail: bool = False
+    """A run that is no doing of the policy is right too."""
     keep_alive_s: float = KEEP_ALIVE_S
 
 
@@ -98,6 +104,10 @@ SCENARIOS = (
         says=lambda harness: (tool_call("Teleport", {"to": "Mars"}), harness.run(note("one"))),
     ),
     Scenario(name="length_stop", says=lambda harness: ("✅" * MAX_OUTPUT_TOKENS, harness.run(note("one")))),
+    Scenario(
+        name="cut_call",
+        says=lambda harness: (harness.run(f"{note('never')} # {'✅' * MAX_OUTPUT_TOKENS}"), harness.run(note("one"))),
+    ),
     Scenario(name="empty_reply", says=lambda harness: ("", harness.run(note("one")))),
     Scenario(
         name="silence",
@@ -108,6 +118,21 @@ SCENARIOS = (
         says=lambda harness: (harness.run(note("one")), Said(instead="overloaded"), harness.run(note("two"))),
         ran=("one", "two"),
         odd=1,
+    ),
+    Scenario(
+        name="engine_errors",
+        says=lambda harness: (harness.run(note("one")), *(Said(instead="overloaded"),) * ENDLESS),
+        odd=1,
+        may_fail=True,
+    ),
+    Scenario(
+        name="late_errors",
+        says=lambda harness: (
+            harness.run(note("one")),
+            *(Said(instead="overloaded", silence_s=5 * KEEP_ALIVE_S),) * ENDLESS,
+        ),
+        odd=1,
+        may_fail=True,
     ),
     Scenario(
         name="engine_restart",
@@ -130,7 +155,7 @@ SCENARIOS = (
         name="lost_answer",
         says=lambda harness: (
             harness.run(note("one")),
-            Said(text=harness.run(note("two")), silence_s=5 * LOST_S),
+            Said(text=harness.run(note("two")), after="cut"),
         ),
         ran=("one", "two"),
         odd=1,
@@ -138,7 +163,7 @@ SCENARIOS = (
     ),
     Scenario(
         name="context_overflow",
-        says=lambda harness: (harness.run(note("one")), *(Said(instead="overflow"),) * 40),
+        says=lambda harness: (harness.run(note("one")), *(Said(instead="overflow"),) * ENDLESS),
         odd=1,
     ),
     Scenario(
@@ -152,13 +177,14 @@ SCENARIOS = (
         name="subagent",
         says=lambda harness: (
             tool_call(harness.subagent, harness.subagent_arguments),
-            Said(text=harness.run(note("one")), silence_s=1.0),  # one that is not waited for speaks meanwhile
+            Said(text=harness.run(note("one")), after="subagent"),
         ),
     ),
     Scenario(
         name="mcp_tool",
         says=lambda harness: (tool_call(harness.mcp_tool, {"a": 2, "b": 3}), harness.run(note("one"))),
-        mcp=True,
+        mcp="slow",
     ),
+    Scenario(name="mcp_broken", says=lambda harness: (harness.run(note("one")),), mcp="broken", may_fail=True),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

@@ -44,15 +44,16 @@ from clawhpc.tasks.families import FAMILIES, draw_task
 from clawhpc.tasks.generate import write_task
 from clawhpc.tasks.oracle import carry_over, oracle_reply, task_solution
 from clawhpc.wire.canonical import canonical_arguments
-from tests.conformance.profiles import PROFILES, Every, Profile
+from tests.conformance.profiles import PROFILES, Profile
 from tests.sandbox_parts import missing, working_sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.harness, pytest.mark.sandbox]
 
+QUICK = {"claude_code bare", "pi"}
 EVERY_HARNESS = pytest.mark.parametrize(
     "profile",
     [
-        pytest.param(profile, id=label, marks=() if isinstance(profile.quick, Every) else pytest.mark.slow)
+        pytest.param(profile, id=label, marks=() if label in QUICK else pytest.mark.slow)
         for label, profile in PROFILES.items()
     ],
 )
