@@ -1,4 +1,4 @@
-"""Fixtures: the real sandboxes of this machine, a ledger for them, and a look at the host's processes.
+"""The real sandboxes of this machine, a ledger for them, commands to run, and a look at the host's processes.
 
 `containers/install_parts.sh` puts what is missing into the cache folder. A part that is still missing fails the test
 when CLAWHPC_REQUIRE_ALL=1, and skips it otherwise.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import textwrap
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +20,9 @@ import pytest
 
 from clawhpc.errors import UserError
 from clawhpc.ledger import Ledger, remove_tree
+from clawhpc.records import ExecResult
 from clawhpc.sandbox.apptainer import find_apptainer
-from clawhpc.sandbox.base import Sandbox
+from clawhpc.sandbox.base import Sandbox, SandboxCommand
 from clawhpc.sandbox.image import build_image
 from clawhpc.sandbox.open import open_sandbox
 from clawhpc.sandbox.settings import SandboxSettings
@@ -29,6 +32,9 @@ KINDS = [
     pytest.param("bubblewrap", marks=pytest.mark.sandbox),
     pytest.param("apptainer", marks=[pytest.mark.sandbox, pytest.mark.apptainer]),
 ]
+
+
+WORKSPACE = "/root/.openclaw/workspace"
 
 
 def missing(what: str) -> NoReturn:
@@ -55,6 +61,29 @@ def seconds_until_gone(needle: str, *, within_s: float) -> float:
         assert time.monotonic() < started + within_s, f"{left} still run after {within_s} s"
         time.sleep(0.02)
     return time.monotonic() - started
+
+
+def shell(script: str, **fields: object) -> SandboxCommand:
+    return SandboxCommand(
+        sandbox_id="test",
+        argv=("/bin/bash", "-c", script),
+        **{"env": {}, "cwd": "/root", **fields},  # type: ignore[arg-type]
+    )
+
+
+def python(script: str, **fields: object) -> SandboxCommand:
+    argv = ("/usr/bin/python3", "-c", textwrap.dedent(script))
+    return SandboxCommand(sandbox_id="test", argv=argv, **{"env": {}, "cwd": "/root", **fields})  # type: ignore[arg-type]
+
+
+async def run(sandbox: Sandbox, command: SandboxCommand, timeout_s: float = 30) -> ExecResult:
+    return await sandbox.run(command, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def needle() -> str:
+    """An argument of `sleep` by which the processes of one test are known on the host."""
+    return f"987{uuid.uuid4().int % 10**9}"
 
 
 @pytest.fixture(scope="session")

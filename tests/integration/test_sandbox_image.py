@@ -1,0 +1,99 @@
+"""What a sandbox stands on: an image, as a folder or a file, or the host's own programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from clawhpc.ledger import Ledger
+from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
+from clawhpc.sandbox.base import Mount
+from clawhpc.sandbox.container import Container
+from clawhpc.sandbox.root import Root, host_root
+from clawhpc.sandbox.settings import SandboxSettings
+from tests.sandbox_parts import KINDS, WORKSPACE, missing, run, running, shell, working_sandbox
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_image_has_its_own_programs_and_the_same_rules(
+    kind: str, image: Path, ledger: Ledger, cache_dir: Path, tmp_path: Path
+) -> None:
+    settings = SandboxSettings(kind=kind, image=str(image))  # type: ignore[arg-type]
+    sandbox = await working_sandbox(settings, ledger, cache_dir)
+    workspace = Mount(source=tmp_path, target=WORKSPACE, writable=True)
+    script = "cat /etc/debian_version; git --version; id -un; : > mine; touch /usr/x /x; ls /usr/bin/gcc"
+    result = await run(sandbox, shell(script, mounts=(workspace,), cwd=WORKSPACE))
+    version, git, user = result.stdout_tail.splitlines()
+    assert version.startswith("12.")
+    assert git.startswith("git version")
+    assert user == ("root" if os.getuid() == 0 else "user")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert result.stderr_tail.count("Read-only file system") == 2
+
+
+@pytest.mark.sandbox
+async def test_the_packaged_bubblewrap_serves_where_none_is_installed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    sandbox = await working_sandbox(SandboxSettings(), ledger, tmp_path)
+    assert sandbox.name == "bubblewrap"
+    assert (await run(sandbox, shell("exit 6"))).exit_code == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_our_own_interpreter_serves_where_the_hosts_is_missing(
+    kind: str, ledger: Ledger, cache_dir: Path
+) -> None:
+    working = await working_sandbox(SandboxSettings(kind=kind), ledger, cache_dir)  # type: ignore[arg-type]
+    assert isinstance(working, Container)
+    root = host_root(ledger.scratch / "top", python="/usr/bin/no-python")
+    sandbox = Container(backend=working.backend, root=root, ledger=ledger)
+    result = await run(sandbox, shell("tr '\\0' ' ' < /proc/$PPID/cmdline; ls -A /root"))
+    assert result.stdout_tail.startswith(f"/run/clawhpc/python/bin/python3.{sys.version_info.minor} ")
+    assert result.stdout_tail.count("\n") == 0
+
+
+@pytest.fixture
+def file_image_sandbox(ledger: Ledger, cache_dir: Path) -> Container:
+    """Apptainer on an image that is a file, which it mounts through a FUSE process."""
+    program = find_apptainer(cache_dir) or missing("Apptainer")
+    host = host_root(ledger.scratch / "top")
+    file = ledger.scratch / "top.sqfs"
+    subprocess.run(["mksquashfs", str(host.base), str(file), "-quiet", "-no-progress"], check=True, capture_output=True)
+    backend = Apptainer(program=program, config_dir=ledger.scratch / "apptainer")
+    return Container(backend=backend, root=Root(base=file, mounts=host.mounts, python=host.python), ledger=ledger)
+
+
+@pytest.mark.apptainer
+async def test_no_fuse_process_outlives_a_container(file_image_sandbox: Container, needle: str) -> None:
+    before = set(running("squashfuse"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, file_image_sandbox, shell(f"setsid sleep {needle} & sleep {needle}"))
+        with anyio.fail_after(10):
+            while len(running(needle)) < 3:
+                await anyio.sleep(0.02)
+        assert set(running("squashfuse")) > before
+        group.cancel_scope.cancel()
+    assert running(needle) == []
+    assert set(running("squashfuse")) <= before
+    assert (await run(file_image_sandbox, shell("exit 4"))).exit_code == 4
+    assert set(running("squashfuse")) <= before
+
+
+@pytest.mark.apptainer
+@pytest.mark.parametrize("timeout_s", [0.02, 0.05, 0.1, 0.15, 0.2])
+async def test_no_fuse_process_outlives_a_start_that_is_cut_off(
+    timeout_s: float, file_image_sandbox: Container, ledger: Ledger, needle: str
+) -> None:
+    before = set(running("squashfuse"))
+    assert (await run(file_image_sandbox, shell(f"sleep {needle}"), timeout_s=timeout_s)).timed_out
+    assert running(needle) == running(str(ledger.scratch)) == []
+    assert set(running("squashfuse")) <= before
