@@ -132,6 +132,21 @@ def test_an_unknown_harness_is_refused_with_the_known_ones(tmp_path: Path) -> No
     assert npm.num_calls == 0
 
 
+@pytest.mark.parametrize(("required", "succeeds"), [("0", True), ("1", False)])
+def test_a_harness_that_this_machine_cannot_have_stops_make_only_where_parts_are_required(
+    tmp_path: Path, required: str, succeeds: bool
+) -> None:
+    containers = tmp_path / "containers"
+    for name in ("fails", "works"):
+        (containers / "harness" / name).mkdir(parents=True)
+    (containers / "install_harness.sh").write_text('#!/bin/sh\n[ "$1" = works ] && touch "$2/$1"\n')
+    (containers / "install_harness.sh").chmod(0o755)
+    command = ["make", "-f", CONTAINERS.parent / "Makefile", "harness", f"REQUIRE_ALL={required}"]
+    done = subprocess.run([*command, f"CLAWHPC_CACHE={tmp_path}"], cwd=tmp_path, capture_output=True, timeout=20)
+    assert (done.returncode == 0) == succeeds
+    assert (tmp_path / "works").exists()
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_harness_is_a_folder_that_says_how_its_program_tells_its_version(name: str) -> None:
     (line,) = (PINS / name / "version_command").read_text().splitlines()
