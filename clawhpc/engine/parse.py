@@ -15,6 +15,7 @@ from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.engine.tokenizer import REPLACEMENT, SURROGATE
 from clawhpc.records import FinishReason, Reply, ToolCall
+from clawhpc.wire.base import is_nested_deeper
 
 
 def parse_reply(
@@ -57,7 +58,8 @@ def parse_reply(
 def find_stop(renderer: ChatRenderer, completion_ids: Sequence[int], stop: Sequence[str]) -> tuple[int, str] | None:
     """How many tokens there are up to the one that completes the first of the strings in `stop`, and that string.
 
-    What counts is the text: a stop string in thinking or in a tool call stops nothing.
+    What counts is the text: a stop string in thinking or in a tool call stops nothing. It is looked for by
+    parsing: once where there is none, 6 ms for 7000 tokens; some fifteen times, 60 ms, where there is one.
     """
     ids = list(completion_ids)
 
@@ -74,7 +76,10 @@ def find_stop(renderer: ChatRenderer, completion_ids: Sequence[int], stop: Seque
     assert stopped is not None, "what a completion says only grows"
     text, at, found = stopped
     drawn = renderer.decode(ids[:length])
-    until = drawn[: drawn.rindex(text) + at + len(found)]  # blanks at the end are part of a text when more follows
+    start = drawn.rfind(text)
+    if start < 0:  # a control token stands in it, which is no part of a text
+        return length, found
+    until = drawn[: start + at + len(found)]  # blanks at the end are part of a text when more follows
     return bisect_left(range(length), True, key=lambda length: renderer.decode(ids[:length]).startswith(until)), found
 
 
@@ -101,7 +106,7 @@ def _read_call(attempt: ParsedToolCall) -> tuple[str, str] | None:
     try:
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        if not isinstance(arguments, dict):
+        if not isinstance(arguments, dict) or is_nested_deeper(arguments):
             return None
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (RecursionError, ValueError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from clawhpc.engine.tokenizer import SEAM, Ids, TextTokenizer
 from clawhpc.errors import EngineError, UserError
 from clawhpc.memo import Memo
 from clawhpc.records import Conversation, Graft, Message, Tool
+from clawhpc.wire.base import is_nested_deeper
 
 UNFIT = {
     "auto": "say which chat format it is, such as qwen3",
@@ -281,12 +283,11 @@ class ChatRenderer:
         return rendered
 
     def _function(self, name: str, arguments: str) -> Any:
-        """Arguments as an object, so that the chat format chooses the spaces in them."""
-        try:
+        """Arguments as an object, so that the chat format chooses the spaces in them; what is none, as it is."""
+        value: Any = None
+        with suppress(ValueError, RecursionError):
             value = json.loads(arguments)
-        except (ValueError, RecursionError):
-            value = arguments
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or is_nested_deeper(value):
             value = arguments
         return {"name": self._tokenizer.plain(name), "arguments": self._tokenizer.plain_values(value)}
 

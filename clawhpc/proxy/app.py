@@ -25,11 +25,10 @@ from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import (
     ContextOverflow,
     ErrorKind,
-    FieldUnlisted,
-    Json,
     ReplyHead,
     WireError,
     WireProtocol,
+    WireRequest,
     invalid,
 )
 from clawhpc.wire.gemini import Gemini
@@ -86,7 +85,9 @@ def build_app(session: Session, model: str, keep_alive_s: float, strict: bool) -
         Route("/v1/responses", partial(answering, OpenAIResponses()), methods=["POST"]),
         Route("/v1/models", partial(_models, model), methods=["GET"]),
         Route("/v1/models/{model:path}", _model, methods=["GET"]),
-        *_gemini_routes(session, model, answering),
+        Route("/v1beta/models", partial(_models, model), methods=["GET"]),
+        Route("/v1beta/models/{model:path}", _model, methods=["GET"]),
+        *_gemini_routes(session, answering),
         Route("/", _probe, methods=["GET", "HEAD"]),
     ]
     base = Route(session.base_path, _probe, methods=["GET", "HEAD"])
@@ -94,12 +95,17 @@ def build_app(session: Session, model: str, keep_alive_s: float, strict: bool) -
 
 
 async def _watched(session: Session, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """What escapes from `app` is a bug of ours: the rollout ends as failed by the proxy, without a reward."""
+    """After the end there is nothing here; requests for answers hear that in the words of their protocol.
+
+    What escapes from `app` is a bug of ours: the rollout ends as failed by the proxy, without a reward.
+    """
+    if session.has_ended and scope["type"] == "http" and scope["method"] != "POST":
+        app = Response(status_code=404)
     with session.failures_stop("answering a request"):
         await app(scope, receive, send)
 
 
-def _gemini_routes(session: Session, model: str, answering: Callable[..., Awaitable[ASGIApp]]) -> Iterator[Route]:
+def _gemini_routes(session: Session, answering: Callable[..., Awaitable[ASGIApp]]) -> Iterator[Route]:
     """In this API the URL names the model, and the method says whether to stream."""
 
     async def answer(stream: bool, request: Request) -> ASGIApp:
@@ -108,14 +114,11 @@ def _gemini_routes(session: Session, model: str, answering: Callable[..., Awaita
             return error_response(protocol, invalid("streams are server-sent events only: ask for alt=sse"))
         return await answering(protocol, request)
 
-    models = Gemini().models_body(model)
     for version in ("v1beta", "v1"):
         at = f"/{version}/models/{{model}}"
         yield Route(f"{at}:generateContent", partial(answer, False), methods=["POST"])
         yield Route(f"{at}:streamGenerateContent", partial(answer, True), methods=["POST"])
         yield Route(f"{at}:countTokens", partial(_count_tokens, session, Gemini()), methods=["POST"])
-    yield Route("/v1beta/models", partial(_list_models, models), methods=["GET"])
-    yield Route("/v1beta/models/{model}", partial(_list_models, models["models"][0]), methods=["GET"])
 
 
 async def _answer(
@@ -123,20 +126,15 @@ async def _answer(
 ) -> ASGIApp:
     stream = "text/event-stream" in request.headers.get("accept", "")
     try:
-        body = await _read_body(session, request)
-        async with session.reading:
-            wire = protocol.parse_request(body)
+        wire, num_bytes = await _read_request(session, protocol, request)
         stream = wire.conversation.stream
-        if strict and wire.unlisted:
-            raise FieldUnlisted(wire.unlisted[0])
+        if strict:
+            session.refuse_unlisted(wire)
         call = await session.open_call(
-            protocol=protocol.name,
-            request=wire,
-            headers=request.headers,
-            num_bytes=len(body),
+            protocol=protocol.name, request=wire, headers=request.headers, num_bytes=num_bytes
         )
     except WireError as error:
-        return _refusal(protocol, error, stream)
+        return _refusal(session, protocol, error, stream)
     assert call.prompt is not None, "an open call was prepared"
     head = ReplyHead(
         id=f"{call.call_id:08d}",
@@ -151,25 +149,24 @@ async def _answer(
         head=head,
         stream=wire.conversation.stream,
         keep_alive_s=keep_alive_s,
+        failures_stop=session.failures_stop,
         on_delivered=session.mark_delivered,
     )
 
 
 async def _count_tokens(session: Session, protocol: Anthropic | Gemini, request: Request) -> Response:
     try:
-        body = await _read_body(session, request)
-        async with session.reading:
-            wire = protocol.parse_request(body)
-        return json_response(protocol.count_body(await session.count_tokens(wire.conversation, len(body))))
+        wire, num_bytes = await _read_request(session, protocol, request)
+        return json_response(protocol.count_body(await session.count_tokens(wire.conversation, num_bytes)))
     except WireError as error:
         return error_response(protocol, error)
 
 
-def _refusal(protocol: WireProtocol, error: WireError, stream: bool) -> Response:
+def _refusal(session: Session, protocol: WireProtocol, error: WireError, stream: bool) -> Response:
     """What a request hears that no call was opened for. Of Responses' streams, Codex knows an overflow in them only."""
     if not (stream and isinstance(protocol, OpenAIResponses) and isinstance(error, ContextOverflow)):
         return error_response(protocol, error)
-    head = ReplyHead(id="none", model="", created=int(time.time()), input_tokens=error.num_tokens)
+    head = ReplyHead(id="none", model="", created=int(session.now()), input_tokens=error.num_tokens)
     events = protocol.opening_event(head) + protocol.error_event(head, error)
     return Response(events, media_type="text/event-stream")
 
@@ -184,19 +181,23 @@ async def _model(request: Request) -> Response:
 
 
 def _lister(request: Request) -> Anthropic | OpenAIChat | Gemini:
-    """Three protocols have the same path for their models, and two of them a header that tells them."""
-    if "x-goog-api-key" in request.headers:
+    """Three protocols have the same path for their models; two of them have a header that tells them, one a path."""
+    if "x-goog-api-key" in request.headers or "/v1beta/" in request.url.path:
         return Gemini()
     return Anthropic() if "anthropic-version" in request.headers else OpenAIChat()
-
-
-async def _list_models(body: Json, request: Request) -> Response:
-    return json_response(body)
 
 
 async def _probe(request: Request) -> Response:
     """Harnesses look whether somebody is there."""
     return Response()
+
+
+async def _read_request(session: Session, protocol: WireProtocol, request: Request) -> tuple[WireRequest, int]:
+    """The request, and its size in bytes. Raises `WireError`."""
+    with session.failures_stop("reading a request"):
+        body = await _read_body(session, request)
+        async with session.reading:
+            return protocol.parse_request(body), len(body)
 
 
 async def _read_body(session: Session, request: Request) -> bytes:

@@ -29,7 +29,7 @@ from clawhpc.errors import BoundaryError, EngineError, ProxyError, boundary
 from clawhpc.proxy.record import CallMemory, OpenCall
 from clawhpc.proxy.respond import Draw, Prompt, Responder, Response
 from clawhpc.records import CallRecord, CallRole, Conversation, Limits
-from clawhpc.wire.base import ContextOverflow, ErrorKind, WireError, WireRequest
+from clawhpc.wire.base import ContextOverflow, ErrorKind, FieldUnlisted, WireError, WireRequest
 
 Classify = Callable[[Mapping[str, str], Conversation], tuple[CallRole, dict[str, str]]]
 """A harness adapter's reading of a call: (headers in lower case, conversation) -> role, and the headers it read."""
@@ -86,19 +86,22 @@ class Session:
         """Unguessable; the harness's base URL ends with it."""
         self._responder, self._classify = responder, classify
         self._limits, self._seed = limits, seed
-        self._tasks, self._now = tasks, now
+        self._tasks = tasks
+        self.now = now
+        """Seconds since the epoch."""
         self._request_prefix = secrets.token_hex(4)
         self._memory = CallMemory()
         self._undelivered: dict[tuple[object, ...], OpenCall] = {}
         self._in_flight: dict[int, OpenCall] = {}
         self._renderer = anyio.CapacityLimiter(1)
         """One thread for each session: no harness can keep more than that busy."""
-        self.reading = anyio.Lock(fast_acquire=True)
-        """Held while a request is parsed: between any two of this rollout the loop serves the others."""
+        self.reading = anyio.Lock()
+        """Held while a request is parsed. A fair one: between any two of this rollout the loop serves the others."""
         self._num_requests = self._num_calls = self._num_sampled = 0
         self._num_overflows = self._num_answers = 0
         """Overflows in a row, and answers to the main loop since the last one."""
-        self._ended = False
+        self.has_ended = False
+        """Nothing is answered any more."""
         self._stopped = anyio.Event()
 
     def calls(self) -> tuple[CallRecord, ...]:
@@ -130,6 +133,15 @@ class Session:
             overflow = ContextOverflow(num_bytes // BYTES_PER_TOKEN, window)
             self._note_overflow(overflow)
             raise overflow
+
+    def refuse_unlisted(self, request: WireRequest) -> None:
+        """Raise `FieldUnlisted` for a request with a field that its table does not list: the rollout ends, for what the
+        harness then does is not the policy's doing.
+        """
+        if request.unlisted:
+            error = FieldUnlisted(request.unlisted[0])
+            self._fail(ProxyError(f"a request has a field that no table lists, and strict_fields is set: {error.path}"))
+            raise error
 
     async def open_call(
         self,
@@ -176,7 +188,7 @@ class Session:
 
     async def settle(self, timeout_s: float) -> None:
         """Open no more calls; wait for the open ones; those open after `timeout_s` are cancelled and recorded so."""
-        self._ended = True
+        self.has_ended = True
         with anyio.move_on_after(timeout_s):
             await self._all_done()
         for call in self._in_flight.values():
@@ -193,7 +205,7 @@ class Session:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _refuse_after_end(self) -> None:
-        if self._ended:
+        if self.has_ended:
             raise WireError(ErrorKind.NOT_FOUND, "this session has ended")
 
     def _refuse_beyond_limits(self) -> None:
@@ -226,7 +238,7 @@ class Session:
             role=role,
             headers=headers,
             heard=heard,
-            received_at=self._now(),
+            received_at=self.now(),
             started=anyio.current_time(),
         )
         self._num_calls += 1
@@ -329,9 +341,13 @@ class Session:
             with boundary(ProxyError, what):
                 yield
         except BoundaryError as error:
-            self.failure = self.failure or error
-            self._stopped.set()
+            self._fail(error)
             raise _overloaded() from error
+
+    def _fail(self, error: BoundaryError) -> None:
+        """A part has failed: the first failure counts."""
+        self.failure = self.failure or error
+        self._stopped.set()
 
     def _reach(self, limit: str, detail: str) -> None:
         """The rollout has used up what it may: the first limit counts."""

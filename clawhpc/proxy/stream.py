@@ -8,6 +8,7 @@ connection that was still open.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import anyio
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from clawhpc.proxy.record import OpenCall
+from clawhpc.records import Reply, Usage
 from clawhpc.wire.base import ReplyHead, WireError, WireProtocol
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -43,6 +45,8 @@ class Answer:
     stream: bool
     """This request asked for events. A harness that falls back to a plain request shares the call all the same."""
     keep_alive_s: float
+    failures_stop: Callable[[str], AbstractContextManager[None]]
+    """See `Session.failures_stop`."""
     on_delivered: Callable[[OpenCall], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,8 +59,9 @@ class Answer:
             await send(_start(status, [(b"content-type", b"application/json"), content_length]))
             await self._deliver(request, send, body)
             return
+        opening = self.protocol.opening_event(self.head)
         await send(_start(200, STREAM_HEADERS))
-        await send(_body(self.protocol.opening_event(self.head)))
+        await send(_body(opening))
         while not await self._done_within(self.keep_alive_s):
             if await request.is_disconnected():
                 return
@@ -77,19 +82,28 @@ class Answer:
         await send(_body(data[-1:], more=False))
 
     def _turn(self) -> bytes:
-        if self.call.response is None:
-            assert self.call.error is not None, "a call that is done has a response or an error"
-            return self.protocol.error_event(self.head, self.call.error)
-        reply, usage = self.call.response.reply, self.call.response.usage
-        return b"".join(self.protocol.turn_events(self.head, reply, usage))
+        try:
+            reply, usage = self._reply()
+            with self.failures_stop("writing an answer"):
+                return b"".join(self.protocol.turn_events(self.head, reply, usage))
+        except WireError as error:
+            return self.protocol.error_event(self.head, error)
 
     def _whole_body(self) -> tuple[int, bytes]:
+        try:
+            reply, usage = self._reply()
+            with self.failures_stop("writing an answer"):
+                return 200, msgspec.json.encode(self.protocol.reply_body(self.head, reply, usage))
+        except WireError as error:
+            status, body = self.protocol.error_body(error)
+            return status, msgspec.json.encode(body)
+
+    def _reply(self) -> tuple[Reply, Usage]:
+        """Raises the `WireError` of a call that has none."""
         if self.call.response is None:
             assert self.call.error is not None, "a call that is done has a response or an error"
-            status, error = self.protocol.error_body(self.call.error)
-            return status, msgspec.json.encode(error)
-        body = self.protocol.reply_body(self.head, self.call.response.reply, self.call.response.usage)
-        return 200, msgspec.json.encode(body)
+            raise self.call.error
+        return self.call.response.reply, self.call.response.usage
 
 
 def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:

@@ -118,7 +118,7 @@ def _empty_message(head: ReplyHead) -> Json:
 
 
 def _stop(reply: Reply) -> Json:
-    if reply.stop_sequence:
+    if reply.stop_sequence and not reply.tool_calls:  # a harness runs the calls of `tool_use` only
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_sequence}
     return {"stop_reason": STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 

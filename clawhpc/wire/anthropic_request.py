@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, Sampling, Tool, ToolCall
-from clawhpc.wire.base import WireRequest, invalid, join_blocks
+from clawhpc.wire.base import TokenLimit, WireRequest, invalid, join_blocks
 from clawhpc.wire.body import BodyReader, PieceReader, refuse
 from clawhpc.wire.fields import FieldTable, honoured, ignored, merge_findings, overridden, refused, rendered
 
@@ -165,7 +165,7 @@ class _Request(Struct):
     system: Raw = Raw(b"null")
     tools: Raw = Raw(b"null")
     stream: bool | None = None
-    max_tokens: int | None = None
+    max_tokens: TokenLimit | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

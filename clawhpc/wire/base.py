@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -179,6 +179,12 @@ def parse_arguments(arguments: str) -> Any:
 # Reading request bodies
 # ---------------------------------------------------------------------------------------------------------------------
 
+MAX_DEPTH = 100
+"""Of values in values, in schemas and arguments: ten times what is in use, and safe for all that walks through them."""
+
+TokenLimit = Annotated[int, msgspec.Meta(ge=1)]
+"""How many tokens a reply may have, as a harness asks for it."""
+
 _CONTENT_TYPE = re.compile(r"Invalid value ('[^']*') - at `(\$.*(?:content|output)\[\d+\])\.type`")
 
 
@@ -192,6 +198,17 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], root: str = "$") 
         raise invalid(_CONTENT_TYPE.sub(_name_content, message)) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"the request body is not valid JSON: {error}") from error
+
+
+def is_nested_deeper(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Does decoded JSON have lists or objects more than `levels` deep? Level by level, without recursion."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return False
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def invalid(message: str) -> WireError:

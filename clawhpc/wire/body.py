@@ -7,6 +7,7 @@ protocol's table of fields, the first time that its bytes are seen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from clawhpc.memo import Memo
-from clawhpc.wire.base import FieldRefused, decode_body
+from clawhpc.wire.base import MAX_DEPTH, FieldRefused, WireError, decode_body, invalid, is_nested_deeper
 from clawhpc.wire.fields import FieldTable, Findings, merge_findings
 
 FORM_FIELDS = frozenset({"stream", "stream_options"})
@@ -53,12 +54,16 @@ class BodyReader(Generic[Body_T]):
 
     def read(self, body: bytes) -> ReadBody[Body_T]:
         """Linear in the bytes. Raises `WireError`, which names the place."""
-        fields = decode_body(body, self._decoder)
+        try:
+            fields = decode_body(body, self._decoder)
+        except WireError:
+            mended = mend_surrogates(body)
+            if mended == body:
+                raise
+            return self.read(mended)
         raw = decode_body(body, _split)
         small = {
-            name: decode_body(bytes(value), _any, f"$.{name}")
-            for name, value in raw.items()
-            if name not in self._pieces
+            name: decode_value(bytes(value), f"$.{name}") for name, value in raw.items() if name not in self._pieces
         }
         return ReadBody(fields=fields, fingerprint=_fingerprint(raw, small), found=self._table.inspect(small))
 
@@ -68,7 +73,7 @@ def _fingerprint(raw: Mapping[str, Raw], small: Mapping[str, Any]) -> bytes:
     digest = sha256()  # of the safe ones, that for which processors have instructions: a body has 100 kB
     for name in sorted(raw.keys() - FORM_FIELDS):
         value = _encode_sorted(small[name]) if name in small else bytes(raw[name])
-        digest.update(name.encode() + b"\0" + value)
+        digest.update(b"%b:%b\0" % (msgspec.json.encode(name), value))  # JSON has no zero byte
     return digest.digest()
 
 
@@ -105,9 +110,24 @@ class PieceReader(Generic[Piece_T, Value_T]):
         return [value for value, _ in read], merge_findings(found for _, found in read)
 
     def _read_new(self, piece: bytes, root: str) -> tuple[Value_T, Findings]:
-        fields = decode_body(piece, _any, root)  # first: it reads also what the decoder leaves raw
+        fields = decode_value(piece, root)  # first: it reads also what the decoder leaves raw
         value = self._convert(decode_body(piece, self._decoder, root))
         return value, self._table.inspect(fields, self._at)
+
+
+def decode_value(text: bytes, root: str = "$", *, max_depth: int = MAX_DEPTH) -> Any:
+    """Any JSON value, which errors call `root`. Raises `WireError`, also for one that is nested deeper."""
+    value = decode_body(text, _any, root)
+    if is_nested_deeper(value, max_depth):
+        raise invalid(f"values are nested more than {max_depth} deep - at `{root}`")
+    return value
+
+
+def mend_surrogates(body: bytes) -> bytes:
+    """JSON text with U+FFFD for each half of a surrogate pair: JavaScript cuts texts in the middle of an emoji."""
+    if rb"\ud" not in body and rb"\uD" not in body:
+        return body
+    return _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["lone"] else escape[0], body)
 
 
 def refuse(found: Findings) -> None:
@@ -116,6 +136,10 @@ def refuse(found: Findings) -> None:
         raise FieldRefused(row.path, row.why)
 
 
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _split = msgspec.json.Decoder(dict[str, Raw])
 _any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()

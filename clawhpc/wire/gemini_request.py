@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, Sampling, Tool, ToolCall
-from clawhpc.wire.base import WireRequest, invalid, join_blocks
-from clawhpc.wire.body import BodyReader, PieceReader, refuse
+from clawhpc.wire.base import MAX_DEPTH, TokenLimit, WireRequest, invalid, join_blocks
+from clawhpc.wire.body import BodyReader, PieceReader, decode_value, mend_surrogates, refuse
 from clawhpc.wire.fields import FieldTable, honoured, ignored, merge_findings, overridden, refused, rendered
 
 AT_PROVIDER = "it would run or be kept at the provider"
@@ -30,8 +30,10 @@ TEXT_ONLY = "this model reads text only"
 PART = "contents[].parts[]"
 DECLARATION = "tools[].functionDeclarations[]"
 CHOICE = "toolConfig.functionCallingConfig"
-VALUE_KEYWORDS = frozenset({"default", "enum", "example"})
+VALUE_KEYWORDS = frozenset({"const", "default", "enum", "example", "examples"})
 """What stands below these keywords of a schema is no schema."""
+NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Below these, keys are names, whatever they are."""
 MAX_TOP_K = 2**31 - 1
 """The API has it as a number with a fraction; no vocabulary is larger."""
 
@@ -118,11 +120,13 @@ def read_request(body: bytes, *, model: str, stream: bool) -> WireRequest:
     return request
 
 
-def _read(body: bytes, model: str, stream: bool) -> WireRequest:
+def _read(body: bytes, model: str, stream: bool, *, is_wrapped: bool = False) -> WireRequest:
     read = _body.read(body)
     request = read.fields
     if wrapped := bytes(request.generate_content_request):
-        return _read(wrapped, model, stream)
+        if is_wrapped:
+            raise invalid("a generateContentRequest stands in a generateContentRequest")
+        return _read(wrapped, model, stream, is_wrapped=True)
     if not request.contents:
         raise invalid("contents is not specified")
     system, in_system = _system.read(request.system_instruction, "$.systemInstruction")
@@ -198,7 +202,7 @@ class _ToolConfig(Struct, rename="camel"):
 
 
 class _GenerationConfig(Struct, rename="camel"):
-    max_output_tokens: int | None = None
+    max_output_tokens: TokenLimit | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: float | None = None
@@ -329,6 +333,8 @@ def _json_schema(schema: Any) -> Any:
 def _schema_value(key: str, value: Any) -> Any:
     if key in VALUE_KEYWORDS:
         return value
+    if key in NAMED_SCHEMAS and isinstance(value, dict):
+        return {name: _json_schema(schema) for name, schema in value.items()}
     return value.lower() if key == "type" and isinstance(value, str) else _json_schema(value)
 
 
@@ -363,7 +369,8 @@ def _tool_choice(config: _ToolConfig | None) -> str:
 
 def _spelled_as_json(body: bytes) -> bytes:
     """`body` with its field names as JSON spells them; what is no field, such as arguments and schemas, stays."""
-    return msgspec.json.encode(_respell(msgspec.json.decode(body), ""))
+    fields = decode_value(mend_surrogates(body), max_depth=2 * MAX_DEPTH)  # what it unwraps has its own depth
+    return msgspec.json.encode(_respell(fields, ""))
 
 
 def _respell(value: Any, at: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, Sampling, Tool, ToolCall
-from clawhpc.wire.base import WireRequest, invalid, join_blocks
+from clawhpc.wire.base import TokenLimit, WireRequest, invalid, join_blocks
 from clawhpc.wire.body import BodyReader, PieceReader, refuse
 from clawhpc.wire.fields import FieldTable, honoured, ignored, merge_findings, overridden, refused, rendered
 
@@ -182,12 +182,18 @@ class _StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class _NamedFunction(Struct):
+class _Named(Struct):
     name: str
 
 
+class _AllowedTools(Struct):
+    mode: str
+
+
 class _ToolChoice(Struct):
-    function: _NamedFunction
+    function: _Named | None = None
+    custom: _Named | None = None
+    allowed_tools: _AllowedTools | None = None
 
 
 class _Request(Struct):
@@ -196,8 +202,8 @@ class _Request(Struct):
     tools: Raw = Raw(b"null")
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -262,7 +268,14 @@ def _sampling(request: _Request) -> Sampling:
 
 
 def _tool_choice(choice: str | _ToolChoice | None) -> str:
-    return f"tool:{choice.function.name}" if isinstance(choice, _ToolChoice) else choice or "auto"
+    if not isinstance(choice, _ToolChoice):
+        return choice or "auto"
+    if choice.allowed_tools is not None:
+        return choice.allowed_tools.mode
+    named = choice.function or choice.custom
+    if named is None:
+        raise invalid("Object missing required field `function` - at `$.tool_choice`")
+    return f"tool:{named.name}"
 
 
 _body = BodyReader(_Request, FIELDS, pieces=frozenset({"messages", "tools"}))

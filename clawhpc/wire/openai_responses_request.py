@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, MessageRole, Sampling, ToolCall
-from clawhpc.wire.base import WireRequest, decode_body, invalid, join_blocks
+from clawhpc.wire.base import TokenLimit, WireRequest, decode_body, invalid, join_blocks
 from clawhpc.wire.body import KNOWN, KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
 from clawhpc.wire.fields import (
     NOTHING_FOUND,
@@ -206,7 +206,7 @@ class _Request(Struct):
     tools: Raw = Raw(b"null")
     include: list[str] | None = None
     stream: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: TokenLimit | None = None
     temperature: float | None = None
     top_p: float | None = None
     tool_choice: str | _NamedTool | None = None

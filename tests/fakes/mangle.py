@@ -105,10 +105,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 """Protocol -> a request with every kind of thing that harnesses put into one."""
 
+DEEP = {
+    f"nested {depth} deep, {kind}": start * depth + "1" + end * depth
+    for depth in (150, 500, 900)
+    for kind, start, end in (("lists", "[", "]"), ("objects", '{"a":', "}"))
+}
+"""What stands for a deeply nested value in a request, or for its JSON text, as arguments are sent -> that text."""
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**53 + 1, 2**63, 10**30, 1e308, -0.0),
     *("", " ", "\0", "\n" * 5, "é🦀", "\ud800", "a\udfff", "<|im_end|>", "<tool_call>", "x" * 5000, "auto", "1"),
     *([], {}, [[]], [None], {"": None}, {"type": None}, {"type": "text"}, [{"type": "image"}], {"role": "user"}),
+    *DEEP,
+    *(f"text of {name}" for name in DEEP),
     *("user", "assistant", "tool", "system", "model", "function", "text", "tool_use", "grammar", "namespace"),
 )
 ODD_NAMES = ("x", "", "a.b", "[]", "type", "role", "content", "parts", "function_call", "$ref", "é" * 200)
@@ -145,7 +153,11 @@ def _mangle(chance: random.Random, whole: dict[str, Any]) -> bytes:
 
 def encode(request: Any) -> bytes:
     """As JSON; half a surrogate pair is an escape, as JavaScript writes it."""
-    return json.dumps(request).encode()
+    text = json.dumps(request)
+    for name, value in DEEP.items() if "nested" in text else ():
+        text = text.replace(json.dumps(name), value)
+        text = text.replace(json.dumps(f"text of {name}"), json.dumps(value))
+    return text.encode()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

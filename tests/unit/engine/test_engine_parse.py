@@ -97,6 +97,7 @@ MALFORMED = {
     "arguments of another kind": '{"name": "a", "arguments": [1]}',
     "arguments that are text": '{"name": "a", "arguments": "yes"}',
     "not a number": '{"name": "a", "arguments": {"n": NaN}}',
+    "nested deeply": '{"name": "a", "arguments": {"b": ' + "[" * 300 + "]" * 300 + "}}",
     "nested too deeply": '{"name": "a", "arguments": ' + "[" * 20_000,
     "too many digits": '{"name": "a", "arguments": {"n": ' + "1" * 5_000 + "}}",
     "quoted and nested too deeply": '{"name": "a", "arguments": "' + "[" * 20_000 + '"}',
@@ -198,6 +199,13 @@ def _apart(renderer: ChatRenderer, part: str) -> list[int]:
 def test_without_a_stop_string_in_the_text_nothing_is_cut(thinking: ChatRenderer, stop: tuple[str, ...]) -> None:
     assert find_stop(thinking, drawn(thinking, "<think>\nEND\n</think>\n\none" + CALLED), stop) is None
     assert find_stop(thinking, drawn(thinking, "<think>\nEND\n</think>\n\none" + CALLED), ("END",)) is None
+
+
+def test_a_stop_string_is_found_behind_a_control_token_that_is_no_part_of_the_text(thinking: ChatRenderer) -> None:
+    ids = drawn(thinking, f"{CALLED}mid <|im_start|> END more")
+    stopped = find_stop(thinking, ids, ("END",))
+    assert stopped is not None
+    assert thinking.decode(ids[: stopped[0]]).endswith("<|im_start|> END")
 
 
 def test_the_text_of_a_stopped_reply_ends_before_the_stop_string(renderer: ChatRenderer) -> None:

@@ -242,14 +242,16 @@ async def test_what_was_not_obeyed_is_recorded_and_an_unlisted_field_is_refused_
         assert [call.overridden for call in session.calls()] == [("temperature",)] * 3
         await client.post("/v1/messages", json=anthropic_body(temperature=ROOMY.temperature))
         assert session.calls()[-1].overridden == (), "it gets what it asks for"
-    async with serving(FakeEngine(lambda prompt: "a"), tmp_path, strict=True) as (session, client):
-        for path, body in paths.items():
-            response = await client.post(path, json=body)
-            assert response.status_code == 400
-            assert "new_in_2027" in response.json()["error"]["message"]
-            del body["new_in_2027"]
-            assert (await client.post(path, json=body)).status_code == 200
-        assert len(session.calls()) == 3
+    for path, body in paths.items():
+        async with serving(FakeEngine(lambda prompt: "a"), tmp_path, strict=True) as (session, client):
+            assert (await client.post(path, json={**body, "new_in_2027": None, "temperature": 1})).status_code == 400
+            assert isinstance(session.failure, ProxyError), "what the harness then does is not the policy's doing"
+            assert "new_in_2027" in str(session.failure)
+            await session.wait_stopped()
+        async with serving(FakeEngine(lambda prompt: "a"), tmp_path, strict=True) as (session, client):
+            known = {name: value for name, value in body.items() if name != "new_in_2027"}
+            assert (await client.post(path, json=known)).status_code == 200
+            assert session.failure is None
 
 
 async def test_nobody_gets_in_without_the_token_or_after_the_end(tmp_path: Path) -> None:
@@ -261,6 +263,8 @@ async def test_nobody_gets_in_without_the_token_or_after_the_end(tmp_path: Path)
         await session.settle(0.0)
         response = await client.post("/v1/messages", json=anthropic_body())
         assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+        for path in ("", "/", "/v1/models", "/v1/models/m", "/v1beta/models", "/v1beta/models/m"):
+            assert (await client.get(f"http://proxy{session.base_path}{path}")).status_code == 404, path
         assert session.calls() == ()
 
 
@@ -270,7 +274,7 @@ async def test_nobody_gets_in_without_the_token_or_after_the_end(tmp_path: Path)
         (b"", 400),
         (b"{", 400),
         (b"[]", 400),
-        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\u80"}]}', 400),
         (b"[" * 5000, 400),
         (b'{"model": "m", "messages": [{"role": "user", "content": [{"type": "image"}]}]}', 400),
         (b" " * 20_000, 413),

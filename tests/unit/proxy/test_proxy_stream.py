@@ -48,7 +48,13 @@ async def answer(connection: Connection, *, stream: bool) -> list[OpenCall]:
         await call.done.wait()
         head = ReplyHead(id="0", model="policy", created=0, input_tokens=0)
         app = Answer(
-            call=call, protocol=Anthropic(), head=head, stream=stream, keep_alive_s=1, on_delivered=delivered.append
+            call=call,
+            protocol=Anthropic(),
+            head=head,
+            stream=stream,
+            keep_alive_s=1,
+            failures_stop=session.failures_stop,
+            on_delivered=delivered.append,
         )
         await app({"type": "http"}, connection.receive, connection.send)
     return delivered
@@ -80,6 +86,7 @@ async def test_a_stream_ends_when_the_harness_hangs_up_while_the_engine_draws() 
             head=ReplyHead(id="0", model="policy", created=0, input_tokens=0),
             stream=True,
             keep_alive_s=0.01,
+            failures_stop=session.failures_stop,
             on_delivered=session.mark_delivered,
         )
         with anyio.fail_after(2):

@@ -162,6 +162,9 @@ def test_a_reply_that_a_stop_string_ended_says_which() -> None:
     assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "upon")
     body = WIRE.reply_body(HEAD, Reply(text="Once"), usage)
     assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
+    call = ToolCall(id="t", name="Bash", arguments="{}")
+    body = WIRE.reply_body(HEAD, Reply(tool_calls=(call,), finish_reason="tool_calls", stop_sequence="upon"), usage)
+    assert body["stop_reason"] == "tool_use", "or its harness would not run them"
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

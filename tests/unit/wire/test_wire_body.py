@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw, Struct
 
 from clawhpc.memo import Memo
-from clawhpc.wire.base import FieldRefused, WireError
+from clawhpc.wire.base import MAX_DEPTH, FieldRefused, WireError, is_nested_deeper
 from clawhpc.wire.body import KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
 from clawhpc.wire.fields import FieldTable, honoured, overridden, refused, rendered
 
@@ -63,7 +63,30 @@ def test_a_retry_has_the_same_fingerprint_in_whatever_order_its_keys_come() -> N
     assert fingerprint('{"meta": {"d": 3, "a": {"c": 2, "b": 1}}, "words": []}') == first
     assert fingerprint('{"words": [], "meta": {"a": {"b": 1, "c": 2}, "d": 3}, "stream": true}') == first
     assert fingerprint('{"words": [], "meta": {"a": {"b": 1, "c": 2}, "d": 4}}') != first
+    assert fingerprint('{"words": [], "max": 1, "min": 7}') != fingerprint('{"words": [], "max": 1, "min": 8}')
+    assert fingerprint('{"words": [], "max": 1, "1seed": 7}') != fingerprint('{"words": [], "max": 11, "seed": 7}')
     assert fingerprint('{"words": [{}], "meta": {"a": {"b": 1, "c": 2}, "d": 3}}') != first
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r"cut \ud83d", "cut \ufffd"),
+        (r"\ude00\ud83d x \uD83D\uDE00", "\ufffd\ufffd x 😀"),
+        (r"\\ud83d \n \ud83d\ud83d\ude00", "\\ud83d \n \ufffd😀"),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_character_that_nobody_knows(written: str, read: str) -> None:
+    body = ('{"words": [{"text": "WORD"}], "ours": "WORD"}').replace("WORD", written).encode()
+    fields = BodyReader(Body, TABLE, frozenset({"words"})).read(body).fields
+    assert PieceReader(Word, lambda word: word.text, TABLE, "words[]").read(fields.words[0], "$")[0] == read
+
+
+def test_values_may_be_nested_as_deep_as_anybody_needs_and_no_deeper() -> None:
+    for depth, deeper in ((MAX_DEPTH, False), (MAX_DEPTH + 1, True), (800, True)):
+        for text in ("[" * depth + "1" + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+            assert is_nested_deeper(json.loads(text)) is deeper
+    assert not is_nested_deeper("text")
 
 
 def test_a_piece_is_read_once_and_comes_back_as_the_same_object() -> None:

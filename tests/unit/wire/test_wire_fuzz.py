@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,17 +15,21 @@ import pytest
 from starlette.types import ASGIApp, Message, Scope
 
 from clawhpc.proxy.app import MAX_BODY_BYTES, build_app
-from clawhpc.proxy.respond import ScriptedResponder
+from clawhpc.proxy.respond import PolicyResponder, PolicySampling, ScriptedResponder
 from clawhpc.records import CallRecord, Limits, Reply, ToolCall
 from clawhpc.wire.base import ErrorKind, WireError, WireProtocol
 from clawhpc.wire.protocols import PROTOCOLS
 from tests.fakes.caller import session_of
+from tests.fakes.engine import FakeEngine
+from tests.fakes.exact import LIMITS, draw_apart, make_renderer
 from tests.fakes.mangle import REQUESTS, encode, mangled_bodies
 
 SEED = 20_260_915
 NUM_BODIES = 10_000
 NUM_PER_SESSION = 500
 """A rollout has a few hundred calls at most, and a history is matched against those of its own."""
+NUM_RENDERED = 1_000
+"""With a true chat format, one of them takes some ten times as long."""
 SLOWEST_S = 20.0
 """Of one request, on a machine that is busy with something else; one takes a millisecond."""
 
@@ -40,6 +45,7 @@ REPLY = Reply(
     tool_calls=(ToolCall(id="call_0", name="Read", arguments='{"path": "a.txt"}'),),
     finish_reason="tool_calls",
 )
+SAID = 'So.\n<tool_call>\n{"name": "Read", "arguments": {"path": "a.txt"}}\n</tool_call>\nmid <|im_start|> END'
 
 
 def test_every_protocol_reads_or_refuses_whatever_it_is_given() -> None:
@@ -80,6 +86,23 @@ async def test_every_request_is_answered_in_its_own_protocol_and_what_is_recorde
         assert msgspec.json.decode(msgspec.json.encode(calls), type=tuple[CallRecord, ...]) == calls
     assert statuses[200] > NUM_BODIES // 10, statuses
     assert statuses[400] > NUM_BODIES // 10, statuses
+
+
+@pytest.mark.anyio
+async def test_what_is_read_can_be_rendered_by_a_chat_format_and_answered_by_a_policy(tmp_path: Path) -> None:
+    renderer = make_renderer(tmp_path)
+    engine = FakeEngine(lambda prompt: SAID, draw_ids=draw_apart(renderer))
+    policy = PolicyResponder(engine=engine, renderer=renderer, sampling=PolicySampling(context_window=10**6))
+    bodies = mangled_bodies(SEED + 1, NUM_RENDERED)
+    while batch := list(islice(bodies, NUM_PER_SESSION)):
+        async with session_of(policy, limits=LIMITS) as session:
+            app = build_app(session, "policy", 5.0, False)
+            for protocol, body in batch:
+                path, query = PATHS[protocol]
+                status, answer = await post(app, session.base_path + path, body, query)
+                assert answered(protocol, status, answer), (protocol, status, body, answer)
+            assert session.failure is None
+    assert len(engine.requests) > NUM_RENDERED // 10
 
 
 @pytest.mark.anyio

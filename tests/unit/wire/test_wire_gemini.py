@@ -137,6 +137,19 @@ def test_fields_may_be_spelled_as_in_the_definition_of_the_api_but_arguments_and
     assert read.unlisted == ("no_such_field",)
 
 
+def test_properties_may_be_named_as_keywords_are() -> None:
+    schema = {"properties": {"default": {"type": "STRING"}, "enum": {"type": "ARRAY", "items": {"type": "STRING"}}}}
+    request = {
+        "contents": [{"parts": [{"text": "x"}]}],
+        "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT", **schema}}]}],
+    }
+    (tool,) = Gemini("m").parse_request(json.dumps(request).encode()).conversation.tools
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {"default": {"type": "string"}, "enum": {"type": "array", "items": {"type": "string"}}},
+    }
+
+
 def test_schemas_in_the_apis_own_dialect_become_json_schema() -> None:
     own = {
         "type": "OBJECT",

@@ -62,6 +62,11 @@ def test_tools_and_sampling_are_read() -> None:
     )
     assert conversation.sampling == Sampling(max_tokens=9, temperature=0, stop=("END",), tool_choice="tool:bash")
     assert conversation.stream
+    for choice, read in (
+        ({"type": "custom", "custom": {"name": "patch"}}, "tool:patch"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function"}]}}, "required"),
+    ):
+        assert parse(user("hi"), tool_choice=choice).sampling.tool_choice == read
     assert parse(user("hi"), max_tokens=5, tool_choice="required").sampling == Sampling(
         max_tokens=5, tool_choice="required"
     )
