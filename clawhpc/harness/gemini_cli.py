@@ -4,7 +4,8 @@ It always streams. What it sends back of a reply is exact but for reasoning, whi
 as JavaScript does. A reply without text and calls is asked for again, with a nudge for a last message. On a single
 instruction it never compacts: it would cut its history at a second one. Volatile text in its prompts: the day's date,
 before the instruction, and the process group of each command, in tool results. The listing of the workspace, which
-would stand before the instruction, is switched off.
+would stand before the instruction, is switched off. A server of the task has ten minutes to start: the same limit is
+that of a call of its tools, and is left alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """nanobot 0.3.5 (PyPI's nanobot-ai), headless: a Python program, OpenAI Chat Completions.
 
 It runs through its Python interface (containers/harness/nanobot/run_nanobot.py), because its command would put a git
-repository, a persona and a memory into the workspace. What is left of that, `.nanobot/workspace-id` and an empty folder
+repository, a persona and a memory into the workspace. What is left of that, `.nanobot/workspace-id` and a folder
 `memory`, is taken away at the end, and stays where a run is stopped. It tries a failed call again after 1 s, 2 s, 4 s.
-It ends with its main loop: subagents that still work then are lost.
+It ends with its main loop: subagents that still work then are lost. It waits for the servers of a task for as long as
+they take to start.
 """
 
 from __future__ import annotations

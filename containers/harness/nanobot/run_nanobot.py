@@ -14,14 +14,15 @@ from nanobot import Nanobot
 
 SESSION = "cli:direct"
 """As its command names it."""
-OWN_FILE = Path(".nanobot/workspace-id")
+OWN_FILES = (Path(".nanobot/workspace-id"), Path("memory/history.jsonl"), Path("memory/.cursor"))
+"""The last two of a compaction."""
 OWN_FOLDERS = (Path(".nanobot"), Path("memory"))
 
 
 def main() -> str | None:
     """None when the model has had the last word, else why not."""
     logger.remove()
-    made = [path for path in (OWN_FILE, *OWN_FOLDERS) if not path.exists()]
+    made = [path for path in (*OWN_FILES, *OWN_FOLDERS) if not path.exists()]
     try:
         return asyncio.run(follow(sys.argv[1]))
     finally:
