@@ -32,9 +32,9 @@ API_KEY = "sk-clawhpc"
 COMMON_ENV = {"LANG": "C.UTF-8"}
 """The same letters in every harness, whatever its image says."""
 MCP_START_S = 60
-"""For a server of the task to start, before the first call, wherever a harness lets us choose. Where one does not start,
-Codex ends before its first call, and in every other the model goes on without its tools: a task must bring servers
-that start."""
+"""For a server of the task to start, before the first call, wherever a harness lets us choose. Where one does not
+start, Codex ends before its first call, and in every other the model goes on without its tools: a task must bring
+servers that start."""
 
 
 @dataclass(frozen=True, kw_only=True)
