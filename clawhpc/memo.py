@@ -23,9 +23,6 @@ class Memo(Generic[K, V]):
         self._old: dict[K, tuple[V, int]] = {}
         self._num_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._young.keys() | self._old.keys())
-
     def get(self, key: K) -> V | None:
         """What was put under `key`, or None."""
         found = self._young.get(key)

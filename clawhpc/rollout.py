@@ -285,8 +285,8 @@ def cancelled_calls(trace: Trace) -> list[CallRecord]:
 def check_machine(trace: Trace, limits: Limits) -> None:
     """Raise where no call was answered and that is not the policy's doing: its reward would be a lie.
 
-    EngineError for a window in which not even the first prompt fits, SandboxError for a harness that ended before. A
-    first reply that was drawn until the time was up is the policy's doing.
+    EngineError for a window in which not even the first prompt fits, SandboxError for a harness that ended before, or
+    whose requests were all refused. A first reply that was drawn until the time was up is the policy's doing.
     """
     if any(call.reply is not None for call in trace.calls):
         return
@@ -294,8 +294,10 @@ def check_machine(trace: Trace, limits: Limits) -> None:
         raise EngineError(f"engine.max_model_len is too small for the first prompt of the harness: {trace.overflow}")
     result, endless_s = trace.exec_result, FIRST_REPLY_SHARE * (limits.deadline_s - limits.reserve_s)
     endless = any(call.duration_s > endless_s for call in cancelled_calls(trace))
-    if result is None or (result.timed_out and endless):
+    if endless and (result is None or result.timed_out):
         return
+    if result is None:
+        raise SandboxError(f"the harness sent requests of which none was answered: {trace.limit_detail}")
     ended = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
     reason = "; ".join(call.failure for call in trace.calls) or result.stderr_tail or result.stdout_tail
     raise SandboxError(f"the harness {ended} before a model call was answered: {reason.strip()[-500:]}")

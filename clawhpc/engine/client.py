@@ -301,8 +301,9 @@ def _generation(answer: _Answer, num_token_ids: int) -> Generation:
     choice = answer.choices[0]
     if choice.finish_reason not in FINISH_REASONS:
         raise EngineError(f"the engine finished for the unknown reason {choice.finish_reason!r}")
-    if choice.token_ids and max(choice.token_ids) >= num_token_ids:
-        raise EngineError(f"the engine drew id {max(choice.token_ids)}; the tokenizer has {num_token_ids} ids")
+    strange = [token for token in choice.token_ids if not 0 <= token < num_token_ids]
+    if strange:
+        raise EngineError(f"the engine drew id {strange[0]}; the tokenizer has {num_token_ids} ids")
     details = answer.usage.prompt_tokens_details
     try:
         return Generation(

@@ -78,4 +78,12 @@ class PromptIds(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> array[int]: ...
     def __getitem__(self, index: int | slice) -> int | array[int]:
-        return self.whole()[index]
+        if isinstance(index, slice):
+            return self.whole()[index]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        at, left = 0, index % self._length
+        while left >= len(self.runs[at]):
+            left -= len(self.runs[at])
+            at += 1
+        return self.runs[at].ids[left]

@@ -44,8 +44,6 @@ class TextTokenizer:
         self._names = re.compile("|".join(names) or "(?!)")
         self._parts = re.compile(f"({self._names.pattern})|{SEAM}")
         self._known: Memo[str, array[int]] = Memo(KEPT_BYTES)
-        self.num_encoded = 0
-        """Ids that were worked out so far, and not known already."""
 
     def plain(self, text: str) -> str:
         """`text` as the content of a message: encoding it gives no control token, even where it spells one."""
@@ -67,7 +65,6 @@ class TextTokenizer:
         ids = self._known.get(text)
         if ids is None:
             ids = array(INT32, self._encode_text(text))
-            self.num_encoded += len(ids)
             self._known.put(text, ids, len(text) + ids.itemsize * len(ids))
         return ids.tolist()
 

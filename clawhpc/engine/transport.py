@@ -29,15 +29,12 @@ class UnixTransport(httpx2.AsyncBaseTransport):
         content = await request.aread()
         connection = self._take_idle() or await self._connect()
         try:
-            response = await connection.ask(_head(request) + content)
-        except BaseException:
-            connection.abort()
-            raise
-        if connection.reusable and len(self._idle) < MAX_IDLE:
-            self._idle.append(connection)
-        else:
-            connection.abort()
-        return response
+            return await connection.ask(_head(request) + content)
+        finally:
+            if connection.reusable and len(self._idle) < MAX_IDLE:  # its answer is whole
+                self._idle.append(connection)
+            else:
+                connection.abort()
 
     async def aclose(self) -> None:
         """Close what idles."""

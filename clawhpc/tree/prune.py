@@ -117,7 +117,9 @@ def _asks_again(later: CallRecord, earlier: CallRecord) -> bool:
 
 
 def _repeats(message: Message, told: Message) -> bool:
-    return message.role == told.role and message.text.startswith(told.text)
+    """The same text, or with lines of the harness's own after it."""
+    more = message.text.startswith(f"{told.text}\n") and told.text != ""
+    return message.role == told.role and (more or message.text == told.text)
 
 
 def _leaves(calls: Mapping[int, WholeCall]) -> set[int]:

@@ -22,10 +22,12 @@ from clawhpc.wire.fields import FieldTable, Findings, merge_findings
 
 FORM_FIELDS = frozenset({"stream", "stream_options"})
 """They say how to send the answer, not what to answer: a harness's plain fallback differs in them."""
-MAX_KNOWN_BYTES = 128 * 2**20
-"""Of the pieces that a process remembers; what is made of them takes as much again, about."""
+MAX_KNOWN_BYTES = 256 * 2**20
+"""Of the pieces that a process remembers, with what is made of them."""
+KNOWN_BYTES_PER_BYTE = 8
+"""What remembering a piece costs for each of its bytes, at most: a list of small tools. Texts cost a quarter of it."""
 KNOWN_OVERHEAD_BYTES = 1000
-"""What remembering a piece costs beside its bytes, about."""
+"""What remembering a piece costs beside that, about."""
 KNOWN: Memo[Hashable, Any] = Memo(MAX_KNOWN_BYTES)
 """Pieces, and what is made of them. It belongs to the process: the heads of all rollouts of a group are the same."""
 
@@ -101,7 +103,7 @@ class PieceReader(Generic[Piece_T, Value_T]):
         known: tuple[Value_T, Findings] | None = self._known.get((self, piece))
         if known is None:
             read = self._read_new(piece, root)
-            known = self._known.put((self, piece), read, len(piece) + KNOWN_OVERHEAD_BYTES)
+            known = self._known.put((self, piece), read, known_cost(len(piece)))
         return known
 
     def read_each(self, raws: Sequence[Raw], root: str) -> tuple[list[Value_T], Findings]:
@@ -113,6 +115,11 @@ class PieceReader(Generic[Piece_T, Value_T]):
         fields = decode_value(piece, root)  # first: it reads also what the decoder leaves raw
         value = self._convert(decode_body(piece, self._decoder, root))
         return value, self._table.inspect(fields, self._at)
+
+
+def known_cost(num_bytes: int) -> int:
+    """Bytes of memory that a piece of `num_bytes` takes which is remembered."""
+    return KNOWN_BYTES_PER_BYTE * num_bytes + KNOWN_OVERHEAD_BYTES
 
 
 def decode_value(text: bytes, root: str = "$", *, max_depth: int = MAX_DEPTH) -> Any:

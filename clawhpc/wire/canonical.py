@@ -8,7 +8,7 @@ message (ids, cache_control, reasoning) has no part in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -36,13 +36,11 @@ class History:
     """`chain[i]` is the digest of all messages before index i; one longer than `messages`."""
 
 
-def digest_history(messages: Sequence[Message]) -> History:
-    """Equal histories have equal chains. Linear in the bytes of the messages."""
-    return digest_after(b"", map(digest_message, messages))
-
-
 def digest_after(before: bytes, digests: Iterable[bytes]) -> History:
-    """The identity of the messages that have these digests, after those whose chain digest is `before`."""
+    """The identity of the messages that have these digests, after those whose chain digest is `before`.
+
+    Equal histories have equal chains.
+    """
     messages = tuple(digests)
     return History(messages=messages, chain=tuple(accumulate(messages, extend_chain, initial=before)))
 

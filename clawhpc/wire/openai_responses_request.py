@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, MessageRole, Sampling, ToolCall
 from clawhpc.wire.base import TokenLimit, WireRequest, decode_body, invalid, join_blocks
-from clawhpc.wire.body import KNOWN, KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
+from clawhpc.wire.body import KNOWN, BodyReader, PieceReader, known_cost, refuse
 from clawhpc.wire.fields import (
     NOTHING_FOUND,
     FieldTable,
@@ -310,7 +310,7 @@ def _merge(parts: tuple[_Part, ...]) -> Message:
     text, thinking = ("".join(getattr(message, name) for message in messages) for name in ("text", "thinking"))
     calls = tuple(call for message in messages for call in message.tool_calls)
     merged = Message(role="assistant", text=text, thinking=thinking, tool_calls=calls)
-    return KNOWN.put(parts, merged, len(text) + len(thinking) + KNOWN_OVERHEAD_BYTES)
+    return KNOWN.put(parts, merged, known_cost(len(text) + len(thinking)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

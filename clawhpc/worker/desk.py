@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -112,6 +113,8 @@ class PolicyDesk:
         self._held.gone.set()
         self._policy: PolicyVersion | None = None
         self._renderer: ChatRenderer | None = None
+        self._form: tuple[bytes, str, bool] | None = None
+        """What `_renderer` was made of: the digest of its tokenizer, and what it was told."""
         self._num_starts = self._starts_before = 0
         """Of engines: in all, and in earlier plans."""
         self._plan: tuple[str, int] | None = None
@@ -195,7 +198,15 @@ class PolicyDesk:
         await self._held.ready.wait()
         if self._held.error is not None:
             raise self._held.error
-        self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
+        self._use_renderer(policy)
+
+    def _use_renderer(self, policy: PolicyVersion) -> None:
+        """What one has encoded stays known, as long as the chat format and the tokenizer stay the same."""
+        tokenizer = sha256((Path(policy.path) / "tokenizer.json").read_bytes()).digest()
+        form = (tokenizer, policy.renderer, policy.thinking)
+        if self._form != form:
+            self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
+            self._form = form
 
 
 @dataclass(frozen=True)

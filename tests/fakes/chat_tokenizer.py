@@ -8,6 +8,8 @@ from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from clawhpc.engine.render import ChatRenderer
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CONTROL = SPECIAL + MARKUP
@@ -42,3 +44,17 @@ def write_tokenizer(folder: Path, words: Words = "gpt2") -> Tokenizer:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return tokenizer
+
+
+def watch_encoding(renderer: ChatRenderer) -> list[int]:
+    """How many ids were worked out for each text from now on that was not known already."""
+    numbers: list[int] = []
+    encode = renderer._tokenizer._encode_text
+
+    def counted(text: str) -> list[int]:
+        ids = encode(text)
+        numbers.append(len(ids))
+        return ids
+
+    renderer._tokenizer._encode_text = counted  # type: ignore[method-assign]
+    return numbers

@@ -129,6 +129,7 @@ BROKEN: dict[str, tuple[Answer, str]] = {
         "no published policy",
     ),
     "a padded id": (answer([100]), "drew id 100; the tokenizer has 100 ids"),
+    "a negative id": (answer([-5]), "drew id -5; the tokenizer has 100 ids"),
     "an unknown end": (answer([7], finish_reason="error"), "unknown reason 'error'"),
     "two completions": ({**answer([7]), "choices": answer([7])["choices"] * 2}, "2 completions"),
     "another form": ({"choices": [{}]}, "cannot read"),

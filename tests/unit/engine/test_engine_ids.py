@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,11 @@ def test_a_prompt_is_its_runs_one_after_the_other(parts: list[list[int]]) -> Non
     assert (len(prompt), prompt.whole().itemsize) == (len(ids), 4)
     assert (prompt.lowest, prompt.highest) == (min(ids, default=0), max(ids, default=0))
     assert all(prompt[at] == token for at, token in enumerate(ids))
+    assert [prompt[at - len(ids)] for at in range(len(ids))] == ids
     assert [*prompt[1:3]] == ids[1:3]
+    for outside in (len(ids), -len(ids) - 1):
+        with pytest.raises(IndexError):
+            prompt[outside]
 
 
 def test_what_is_a_prompt_already_is_not_made_again() -> None:

@@ -19,7 +19,7 @@ from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
 from clawhpc.engine.tokenizer import TextTokenizer, count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.records import Conversation, Message, Tool, ToolCall
-from tests.fakes.chat_tokenizer import CONTROL, write_tokenizer
+from tests.fakes.chat_tokenizer import CONTROL, watch_encoding, write_tokenizer
 
 laws = settings(max_examples=60, deadline=None)
 TOOL = Tool(
@@ -222,11 +222,11 @@ def test_what_conversations_share_is_encoded_once(folder: Path) -> None:
     renderer = ChatRenderer(folder, renderer="qwen3", thinking=False)
     for text in ("b", "c"):
         renderer.render(conversation(user("a"), assistant(text), user("d"), tools=[TOOL]), {})
-    before = renderer._tokenizer.num_encoded
+    encoded = watch_encoding(renderer)
     renderer.render(conversation(user("a"), tools=[TOOL]), {})
-    assert renderer._tokenizer.num_encoded == before
+    assert encoded == []
     renderer.render(conversation(user("another task"), tools=[TOOL]), {})
-    assert renderer._tokenizer.num_encoded == before + len(TextTokenizer(folder).encode("user\nanother task"))
+    assert sum(encoded) == len(TextTokenizer(folder).encode("user\nanother task"))
 
 
 def test_how_much_is_new_in_a_prompt_is_known_before_it_is_rendered(folder: Path) -> None:

@@ -9,14 +9,14 @@ from clawhpc.memo import Memo
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=60))
 def test_a_memo_never_lies_and_never_holds_more_than_it_may(puts: list[tuple[int, int]]) -> None:
     memo: Memo[int, int] = Memo(100)
-    sizes: dict[int, int] = {}
-    for key, size in puts:
-        sizes[key] = size
-        assert memo.put(key, key * 7, size) == key * 7
-        held = [key for key in range(10) if key in memo._young or key in memo._old]
+    latest: dict[int, int] = {}
+    for number, (key, size) in enumerate(puts):
+        if size <= 50:
+            latest[key] = number
+        assert memo.put(key, number, size) == number
         assert sum(entry[1] for entry in memo._young.values()) <= 50
         assert sum(entry[1] for entry in memo._old.values()) <= 50
-        assert all(memo.get(key) == key * 7 for key in held if key in memo._young)
+        assert all(memo.get(key) in (None, latest[key]) for key in latest)
 
 
 def test_what_is_used_stays_and_what_is_not_goes() -> None:
@@ -27,7 +27,7 @@ def test_what_is_used_stays_and_what_is_not_goes() -> None:
         memo.put(str(number), number, 10)
         assert memo.get("used") == 1
     assert memo.get("unused") is None
-    assert len(memo) <= 10
+    assert sum(memo.get(str(number)) is not None for number in range(50)) <= 9
 
 
 def test_what_is_larger_than_half_of_all_is_not_kept() -> None:

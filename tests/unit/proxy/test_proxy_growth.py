@@ -6,18 +6,20 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clawhpc.engine.client import SamplingParams
 from clawhpc.engine.ids import PromptIds, TokenRun
 from clawhpc.engine.render import ChatRenderer, Piece
+from clawhpc.memo import Memo
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling
 from clawhpc.proxy.session import Session
 from clawhpc.records import Generation, Message
 from clawhpc.tree.build import whole_calls
 from tests.fakes.caller import session_of, user
-from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.fakes.chat_tokenizer import watch_encoding, write_tokenizer
 from tests.fakes.engine import FakeEngine, draw
 from tests.fakes.exact import LIMITS, AnthropicDialect, draw_apart
 
@@ -30,9 +32,17 @@ SYSTEM = "You are a careful agent. " * 100
 
 
 class CountingRenderer(ChatRenderer):
-    """Counts the turns that it renders."""
+    """Counts the turns that it renders, and the ids that it works out."""
 
     num_turns = 0
+
+    def __init__(self, folder: Path, *, renderer: str, thinking: bool) -> None:
+        super().__init__(folder, renderer=renderer, thinking=thinking)
+        self._encoded = watch_encoding(self)
+
+    @property
+    def num_encoded(self) -> int:
+        return sum(self._encoded)
 
     def _render_turn(self, reply: Piece, following: tuple[Message, ...]) -> TokenRun | None:
         self.num_turns += 1
@@ -50,7 +60,7 @@ class KeepingEngine(FakeEngine):
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
         self.prompts.append(PromptIds.of(prompt_ids))
-        self.encoded.append(self.renderer._tokenizer.num_encoded)
+        self.encoded.append(self.renderer.num_encoded)
         self.turns.append(self.renderer.num_turns)
         return draw((), draw_apart(self.renderer)(CALL), params.max_tokens)
 
@@ -105,15 +115,19 @@ async def test_a_head_is_encoded_once_for_all_sessions_of_a_host(renderer: Count
     for _ in range(3):
         async with keeping_session(renderer) as (session, _):
             await talk(session, 1)
-        encoded.append(renderer._tokenizer.num_encoded)
+        encoded.append(renderer.num_encoded)
     assert encoded[0] > len(SYSTEM) // 8
     assert encoded[2] == encoded[0]
 
 
 async def test_what_a_session_has_rendered_ends_with_it(renderer: CountingRenderer) -> None:
     """What is kept beyond it is bounded by `KEPT_BYTES`: heads, and turns whose reply was not drawn here."""
-    before = len(renderer._turns)
+    before = kept(renderer._turns)
     async with keeping_session(renderer) as (session, _):
         await talk(session, 10)
-    assert len(renderer._turns) == before
-    assert len(renderer._heads) == 1
+    assert kept(renderer._turns) == before
+    assert len(kept(renderer._heads)) == 1
+
+
+def kept(memo: Memo[Any, Any]) -> set[Any]:
+    return {*memo._young, *memo._old}

@@ -116,6 +116,19 @@ async def test_a_harness_that_ends_before_its_first_call_is_a_failure_of_the_mac
     assert record.verdict is None
 
 
+async def test_a_harness_whose_requests_are_all_refused_is_a_failure_of_the_machine(tmp_path: Path) -> None:
+    async def repeat(command: SandboxCommand) -> ExecResult:
+        while True:
+            with anyio.CancelScope(shield=True):  # a client whose read is cancelled may fail
+                await ask(command, "hello", max_tokens="no")
+            await anyio.lowlevel.checkpoint()
+
+    record = await roll(tmp_path, FakeSandbox(repeat), max_calls=1)
+    assert record.outcome is Outcome.SANDBOX_FAILED
+    assert record.detail == "the harness sent requests of which none was answered: requests: 21 for 0 calls"
+    assert not record.trains
+
+
 async def test_a_sandbox_that_does_not_start_is_an_outcome(tmp_path: Path) -> None:
     async def refuse(command: SandboxCommand) -> ExecResult:
         raise SandboxError("no user namespaces")
@@ -225,14 +238,17 @@ async def test_a_limit_ends_the_harness_and_the_workspace_is_verified(tmp_path: 
 @pytest.mark.parametrize("strict", [False, True])
 async def test_a_field_that_no_table_lists_is_counted_and_refused_under_strict(tmp_path: Path, strict: bool) -> None:
     async def ask_oddly(command: SandboxCommand) -> ExecResult:
-        assert await ask(command, "hello", top_a=0.5, temperature=0.1) == (400 if strict else 200)
         assert await ask(command, "hello") == 200
+        with anyio.CancelScope(shield=True):  # a client whose read is cancelled may fail
+            assert await ask(command, "hello", top_a=0.5, temperature=0.1) == (400 if strict else 200)
         return OK
 
     parts = parts_of(tmp_path, FakeSandbox(ask_oddly), strict_fields=strict)
     with anyio.fail_after(60):
         record = await run_rollout(plan_of(), parts)
-    assert record.outcome is Outcome.COMPLETED
+    assert record.outcome is (Outcome.PROXY_FAILED if strict else Outcome.COMPLETED)
+    assert ("top_a" in record.detail) == strict
+    assert record.trains != strict
     assert dict(record.unlisted) == ({} if strict else {"top_a": 1})
     assert dict(record.overridden) == ({} if strict else {"temperature": 1})
 

@@ -81,6 +81,14 @@ def test_a_first_reply_stays_where_the_next_conversation_is_about_something_else
     assert prune(session).dropped == {}
 
 
+@pytest.mark.parametrize(("asked", "then"), [("Fix", "Fixtures: write three."), ("", "Another one.")])
+def test_a_first_reply_stays_where_the_next_request_only_begins_with_the_same_letters(asked: str, then: str) -> None:
+    session = Session()
+    session.call(HEAD, ASK, reply=(5,), new_messages=(SYSTEM, user(asked)))
+    session.call(HEAD, (12,), reply=(6,), new_messages=(SYSTEM, user(then)))
+    assert prune(session).dropped == {}
+
+
 def test_twin_subagents_of_one_prompt_are_both_kept() -> None:
     session = Session()
     for agent in ("a", "b"):

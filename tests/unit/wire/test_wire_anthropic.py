@@ -8,7 +8,7 @@ import pytest
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.anthropic import Anthropic
 from clawhpc.wire.base import ContextOverflow, ErrorKind, FieldRefused, FieldUnlisted, ReplyHead, WireError
-from clawhpc.wire.canonical import digest_history
+from clawhpc.wire.canonical import digest_after, digest_message
 
 WIRE = Anthropic()
 HEAD = ReplyHead(id="00000000", model="policy", created=0, input_tokens=5)
@@ -96,7 +96,7 @@ def test_an_echoed_reply_is_recognised_after_what_claude_code_does_to_it() -> No
         Message(role="user", text="go"),
         Message(role="assistant", text=reply.text, tool_calls=reply.tool_calls),
     ]
-    assert digest_history(echoed.messages) == digest_history(drawn)
+    assert digest_after(b"", map(digest_message, echoed.messages)) == digest_after(b"", map(digest_message, drawn))
 
 
 def test_a_user_message_without_words_is_still_a_message() -> None:

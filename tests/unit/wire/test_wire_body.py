@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from clawhpc.memo import Memo
 from clawhpc.wire.base import MAX_DEPTH, FieldRefused, WireError, is_nested_deeper
-from clawhpc.wire.body import KNOWN_OVERHEAD_BYTES, BodyReader, PieceReader, refuse
+from clawhpc.wire.body import BodyReader, PieceReader, known_cost, refuse
 from clawhpc.wire.fields import FieldTable, honoured, overridden, refused, rendered
 
 TABLE = FieldTable(
@@ -113,15 +113,15 @@ def test_a_piece_that_cannot_be_read_is_named_by_its_place_every_time() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_what_is_in_use_stays() -> None:
-    counting = Counting(max_known_bytes=8 * (KNOWN_OVERHEAD_BYTES + 20))
+    counting = Counting(max_known_bytes=8 * known_cost(20))
     for index in range(100):
         counting.read("always", f"once {index}")
     assert counting.count == 101
-    assert len(counting.known) <= 8
+    assert len({*counting.known._young, *counting.known._old}) <= 8
 
 
 def test_a_piece_over_the_bound_is_read_and_not_remembered() -> None:
-    counting = Counting(max_known_bytes=2 * (KNOWN_OVERHEAD_BYTES + 20))
+    counting = Counting(max_known_bytes=2 * known_cost(20))
     assert counting.read("x" * 100) == counting.read("x" * 100) == [["x" * 100]]
     assert counting.count == 2
 

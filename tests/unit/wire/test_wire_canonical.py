@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawhpc.records import Message, Reply, ToolCall
-from clawhpc.wire.canonical import canonical_arguments, digest_history, digest_message, digest_reply
+from clawhpc.wire.canonical import canonical_arguments, digest_after, digest_message, digest_reply
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),
@@ -85,7 +85,10 @@ def test_a_reply_is_the_message_that_repeats_it() -> None:
 
 def test_a_chain_tells_where_two_histories_part() -> None:
     first, second, other = (Message(role="user", text=text) for text in ("a", "b", "c"))
-    left, right = digest_history([first, second, second]), digest_history([first, other, second])
+    left, right = (
+        digest_after(b"", map(digest_message, [first, second, second])),
+        digest_after(b"", map(digest_message, [first, other, second])),
+    )
     assert left.chain[:2] == right.chain[:2]
     assert not set(left.chain[2:]) & set(right.chain[2:])
     assert left.messages[2] == right.messages[2]

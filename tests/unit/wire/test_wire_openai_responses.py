@@ -7,7 +7,7 @@ import pytest
 
 from clawhpc.records import Conversation, Message, Reply, Sampling, Tool, ToolCall, Usage
 from clawhpc.wire.base import ContextOverflow, ErrorKind, ReplyHead, WireError, WireRequest
-from clawhpc.wire.canonical import digest_history, digest_reply
+from clawhpc.wire.canonical import digest_after, digest_message, digest_reply
 from clawhpc.wire.openai_responses import OpenAIResponses
 from clawhpc.wire.openai_responses_request import ResponsesForm
 
@@ -154,7 +154,9 @@ def test_a_call_is_sent_as_the_harness_knows_the_tool_and_is_recognised_when_it_
     reply = Reply(text="So.", thinking="hm", tool_calls=(drawn,), finish_reason="tool_calls")
     items = items_of(request(said("user", "go"), tools=tools).form, reply)
     assert items[-1].items() >= sent.items()
-    history = digest_history(parse(said("user", "go"), *items, output("ok"), tools=tools).messages)
+    history = digest_after(
+        b"", map(digest_message, parse(said("user", "go"), *items, output("ok"), tools=tools).messages)
+    )
     assert history.messages[1] == digest_reply(reply)
 
 

@@ -220,6 +220,24 @@ async def test_calls_that_lost_their_engine_wait_for_one_new_one_with_the_same_w
         assert len(serve.servers) == 2
 
 
+async def test_what_is_known_of_texts_outlives_an_engine_as_long_as_the_chat_format_is_the_same(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    write_policies(paths, 0, 1)
+    renderers: list[object] = []
+    async with desk_of(tmp_path, FakeServe()) as desk:
+        for step, changed in ((0, ""), (0, ""), (1, " ")):
+            tokenizer = paths.policy(step) / "tokenizer.json"
+            tokenizer.write_text(tokenizer.read_text() + changed)
+            await desk.make_ready(plan_of(step, step=len(renderers)))
+            responder = desk.responder(plan_of(step), plan_of(step).groups[0])
+            assert isinstance(responder, PolicyResponder)
+            renderers.append(responder.renderer)
+            assert desk.server is not None
+            desk.server.alive = False  # type: ignore[misc]
+    assert renderers[0] is renderers[1]
+    assert renderers[1] is not renderers[2]
+
+
 async def test_an_engine_that_is_well_is_not_replaced(tmp_path: Path) -> None:
     write_policies(RunPaths(tmp_path), 0)
     serve = FakeServe()
