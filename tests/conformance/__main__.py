@@ -19,7 +19,7 @@ from clawhpc.sandbox.settings import SandboxSettings
 from tests.conformance.bench import Bench
 from tests.conformance.laws import broken_laws
 from tests.conformance.profiles import PROFILES, Profile
-from tests.conformance.report import Row, absent_row, every_run, read_page, row_of, runs_table, table_line, write_page
+from tests.conformance.report import COLUMNS, Row, Rows, absent_row, every_run, row_of, table, table_line, write_page
 from tests.conformance.scenarios import BY_NAME, Scenario
 
 
@@ -29,17 +29,17 @@ def main() -> int:
     parser.add_argument("--scenario", action="append", choices=BY_NAME, help="several may be named; default: all")
     parser.add_argument("--write", action="store_true", help="put the rows into docs/harnesses.md")
     chosen = parser.parse_args()
-    print(runs_table(()))
+    print(table(COLUMNS, ()))
     rows, faults = anyio.run(run_all, chosen.harness or list(PROFILES), chosen.scenario or list(BY_NAME))
     if chosen.write:
-        write_page(read_page() | rows)
+        write_page(rows)
     return 1 if faults else 0
 
 
-async def run_all(labels: list[str], names: list[str]) -> tuple[dict[tuple[str, str], Row], list[str]]:
+async def run_all(labels: list[str], names: list[str]) -> tuple[Rows, list[str]]:
     """The rows of the chosen runs that broke no law, and the laws that the others broke; one run after the other."""
     cache_dir = Path(os.environ.get("CLAWHPC_CACHE") or Path.home() / ".cache/clawhpc")
-    rows: dict[tuple[str, str], Row] = {}
+    rows: Rows = {}
     faults: list[str] = []
     with tempfile.TemporaryDirectory(prefix="claw-", dir="/tmp") as root, Ledger.open(Path(root)) as ledger:
         folder = Path(root, "parts")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from clawhpc.records import POLICY_OUTCOMES, CallRole, RolloutRecord
+from clawhpc.records import CallRecord, CallRole, Outcome, RolloutRecord
 from clawhpc.tree.build import build_tree, whole_calls
 from clawhpc.tree.drift import measure_drift
 from clawhpc.tree.prune import PrunedTree, prune_tree
@@ -25,9 +26,11 @@ TOLD = {
 def broken_laws(observed: Observed) -> list[str]:
     """One line for each thing that does not hold."""
     record = observed.record
-    if record.outcome not in POLICY_OUTCOMES and not observed.scenario.may_fail:
+    if record.outcome in (Outcome.TIMEOUT, Outcome.LIMIT) or not (record.trains or observed.scenario.may_fail):
         return [f"{record.outcome}: {record.detail}"]
     faults = [*token_faults(observed), *tree_faults(record), *delivery_faults(observed), *told_faults(observed)]
+    if surplus := Counter(observed.ran) - Counter(observed.scenario.ran):
+        faults.append(f"commands ran that should not have, or twice: {', '.join(surplus)}")
     if observed.scenario.mcp == "slow":
         faults += mcp_faults(observed)
     faults += [
@@ -84,7 +87,7 @@ def told_faults(observed: Observed) -> Iterator[str]:
     kept = {
         "instruction": any(INSTRUCTION in message.text for message in calls[0].new_messages),
         "model": observed.models == {MODEL},
-        "max_tokens": {call.requested.max_tokens for call in calls} == {MAX_OUTPUT_TOKENS},
+        "max_tokens": {call.requested.max_tokens for call in until_cut(calls)} == {MAX_OUTPUT_TOKENS},
         "workspace": not observed.files,
     }
     for law, holds in kept.items():
@@ -94,6 +97,14 @@ def told_faults(observed: Observed) -> Iterator[str]:
             yield f"{law}: {TOLD[law]}"
     if observed.scenario.name == "many_turns" and len({call.conversation_id for call in calls}) != 1:
         yield "one conversation is recorded as several"
+
+
+def until_cut(calls: list[CallRecord]) -> list[CallRecord]:
+    """Up to the first whose reply the length limit cut: afterwards a harness may ask for more, and Hermes does."""
+    cut = (
+        place for place, call in enumerate(calls, 1) if call.reply is not None and call.reply.finish_reason == "length"
+    )
+    return calls[: next(cut, len(calls))]
 
 
 def mcp_faults(observed: Observed) -> Iterator[str]:

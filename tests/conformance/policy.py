@@ -40,8 +40,10 @@ class Said:
     """Before the first token."""
     after: Literal["", "cut", "subagent"] = ""
     """What must have happened before the first token: a connection was cut, or a subagent has its reply."""
-    instead: Literal["", "overloaded", "overflow", "lost"] = ""
-    """The provider's error that the harness gets; or the engine is lost once, and back after RECOVERY_S."""
+    instead: Literal["", "refused", "overloaded", "overflow", "lost"] = ""
+    """The provider's error that the harness gets, `refused` as an HTTP status and `overloaded` within a stream; or the
+    engine is lost once, and back after RECOVERY_S.
+    """
 
 
 @dataclass
@@ -128,6 +130,8 @@ class ScriptedPolicy:
         said = self.script(role)
         if said.instead == "overflow":
             raise ContextOverflow(self.context_window + 1, self.context_window)
+        if said.instead == "refused":
+            raise overloaded()
         unknown = sum(message.role == "assistant" for message in conversation.messages) - len(recorded)
         self.strangers = max(self.strangers, unknown)
         self.planned[id(prompt)] = role, said, prompt
@@ -145,7 +149,7 @@ class ScriptedPolicy:
                 await self.happened[said.after].wait()
         await anyio.sleep(said.silence_s)
         if said.instead == "overloaded":
-            raise WireError(ErrorKind.OVERLOADED, "the model is overloaded, try again later")
+            raise overloaded()
         self.engine.said[draw.request_id] = said
         response = await self.inner.respond(prompt, draw)
         if role is CallRole.SUBAGENT:
@@ -157,3 +161,7 @@ class ScriptedPolicy:
 
     async def check_drawing(self, *, within_s: float) -> None:
         await self.inner.check_drawing(within_s=within_s)
+
+
+def overloaded() -> WireError:
+    return WireError(ErrorKind.OVERLOADED, "the model is overloaded, try again later")

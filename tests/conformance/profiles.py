@@ -53,7 +53,7 @@ class Profile:
     thinking: HarnessSettings | None = None
     """Settings for a policy that thinks; None: as ever."""
     subagent: str = ""
-    """The tool that starts a subagent and waits for it."""
+    """The tool that starts a subagent."""
     subagent_arguments: dict[str, object] = field(default_factory=dict)
     mcp_tool: str = ""
     """How the model calls the tool of the task's server."""

@@ -31,11 +31,16 @@ SAME = (
     "own words",
     "false forks",
 )
-"""Columns that are the same in every run of a pinned harness: the tests compare them."""
+"""Columns that are the same in every run of a pinned harness: the page holds them, and the tests compare them."""
 MEASURED = ("first request kB", "CPU s", "wall s")
+"""Columns that are not: of one run of each harness, PLAIN, they stand in the overview."""
+PLAIN = "tool_call"
 COLUMNS = (*SAME, *MEASURED)
 
 Row = dict[str, str]
+"""By column."""
+Rows = dict[tuple[str, str], Row]
+"""By harness and scenario."""
 
 
 def row_of(observed: Observed) -> Row:
@@ -122,22 +127,18 @@ def line_of(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def runs_table(rows: Iterable[Row]) -> str:
-    return "\n".join([table(COLUMNS, ()), *map(table_line, rows)])
-
-
 def table_line(row: Row) -> str:
     return line_of(row[column] for column in COLUMNS)
 
 
-def overview_table(rows: dict[tuple[str, str], Row]) -> str:
-    """One line for each harness."""
+def overview_table(plain: dict[str, Row]) -> str:
+    """One line for each harness; `plain`: of each the row of its plain run."""
     columns = ("harness", "version", "protocol", "MCP", "compacts", "subagents", *MEASURED)
-    return table(columns, (overview(profile, rows) for profile in PROFILES.values()))
+    return table(columns, (overview(profile, plain[profile.label]) for profile in PROFILES.values()))
 
 
-def overview(profile: Profile, rows: dict[tuple[str, str], Row]) -> list[str]:
-    adapter, plain = ADAPTERS[profile.name], rows[profile.label, "tool_call"]
+def overview(profile: Profile, plain: Row) -> list[str]:
+    adapter = ADAPTERS[profile.name]
     mcp = f"`{profile.mcp_tool}`" if adapter.mounts_mcp else "no"
     compacts = "no" if "compaction" in profile.cannot else "yes"
     subagents = f"`{profile.subagent}`" if profile.subagent else "no"
@@ -150,20 +151,26 @@ def every_run() -> Iterator[tuple[Profile, Scenario]]:
     yield from ((profile, scenario) for profile in PROFILES.values() for scenario in SCENARIOS)
 
 
-def read_page() -> dict[tuple[str, str], Row]:
-    """The rows of the page, by harness and scenario."""
-    _, written, _ = split_page(PAGE.read_text(), RUNS)
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in written.strip().splitlines()[2:]]
-    rows = (dict(zip(COLUMNS, row, strict=True)) for row in cells)
-    return {(row["harness"], row["scenario"]): row for row in rows}
+def read_page() -> Rows:
+    """The rows of the page, without what was measured."""
+    return {(row["harness"], row["scenario"]): row for row in read_table(RUNS)}
 
 
-def write_page(rows: dict[tuple[str, str], Row]) -> None:
-    """Put `rows` into the page, in order."""
-    order = [(profile.label, scenario.name) for profile, scenario in every_run()]
-    ordered = {key: rows[key] for key in order if key in rows}
+def read_table(part: str) -> Iterator[Row]:
+    _, written, _ = split_page(PAGE.read_text(), part)
+    columns, _, *lines = ([cell.strip() for cell in line[1:-1].split("|")] for line in written.strip().splitlines())
+    yield from (dict(zip(columns, cells, strict=True)) for cells in lines)
+
+
+def write_page(rows: Rows) -> None:
+    """Put `rows` in the place of those that the page has for the same runs."""
+    known = read_page() | rows
+    ordered = [known[key] for profile, scenario in every_run() if (key := (profile.label, scenario.name)) in known]
+    plain = {row["harness"]: row for row in read_table(OVERVIEW)}
+    plain |= {harness: row for (harness, scenario), row in rows.items() if scenario == PLAIN}
+    runs = table(SAME, ([row[column] for column in SAME] for row in ordered))
     page = PAGE.read_text()
-    for part, text in ((OVERVIEW, overview_table(ordered)), (RUNS, runs_table(ordered.values()))):
+    for part, text in ((OVERVIEW, overview_table(plain)), (RUNS, runs)):
         before, _, after = split_page(page, part)
         page = f"{before}\n{text}\n{after}"
     PAGE.write_text(page)

@@ -126,11 +126,8 @@ SCENARIOS = (
         may_fail=True,
     ),
     Scenario(
-        name="late_errors",
-        says=lambda harness: (
-            harness.run(note("one")),
-            *(Said(instead="overloaded", silence_s=5 * KEEP_ALIVE_S),) * ENDLESS,
-        ),
+        name="status_errors",
+        says=lambda harness: (harness.run(note("one")), *(Said(instead="refused"),) * ENDLESS),
         odd=1,
         may_fail=True,
     ),

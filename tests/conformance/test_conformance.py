@@ -6,7 +6,6 @@ docs/harnesses.md holds what each does. A harness that does something else than 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +53,6 @@ async def test_a_harness_keeps_the_laws_and_does_what_its_page_says(
 ) -> None:
     observed = await run(bench, profile, scenario)
     assert broken_laws(observed) == []
-    assert Counter(observed.ran) <= Counter(scenario.ran), "no command runs twice"
     found, written = row_of(observed), read_page()[profile.label, scenario.name]
     assert {column: found[column] for column in SAME} == {column: written[column] for column in SAME}
 
@@ -86,4 +84,5 @@ def test_the_page_has_a_row_for_every_adapter_and_scenario() -> None:
     assert list(page) == [(profile.label, scenario.name) for profile, scenario in every_run()]
     for profile in PROFILES.values():
         for name in profile.cannot:
-            assert page[profile.label, name] == absent_row(profile, BY_NAME[name])
+            absent = absent_row(profile, BY_NAME[name])
+            assert page[profile.label, name] == {column: absent[column] for column in SAME}
