@@ -91,12 +91,12 @@ class HarnessChoice:
     openclaw: OpenClawSettings = field(default_factory=OpenClawSettings)
     codex: CodexSettings = field(default_factory=CodexSettings)
     pi: PiSettings = field(default_factory=PiSettings)
-    mini_swe_agent: MiniSweAgentSettings = field(default_factory=MiniSweAgentSettings)
-    hermes: HermesSettings = field(default_factory=HermesSettings)
-    nanobot: NanobotSettings = field(default_factory=NanobotSettings)
     qwen_code: QwenCodeSettings = field(default_factory=QwenCodeSettings)
     opencode: OpencodeSettings = field(default_factory=OpencodeSettings)
     gemini_cli: GeminiCliSettings = field(default_factory=GeminiCliSettings)
+    mini_swe_agent: MiniSweAgentSettings = field(default_factory=MiniSweAgentSettings)
+    hermes: HermesSettings = field(default_factory=HermesSettings)
+    nanobot: NanobotSettings = field(default_factory=NanobotSettings)
 
     def __post_init__(self) -> None:
         names = set(self.names)
