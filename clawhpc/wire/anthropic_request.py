@@ -20,13 +20,22 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, Sampling, Tool, ToolCall
-from clawhpc.wire.base import TokenLimit, WireRequest, invalid, join_blocks
+from clawhpc.wire.base import TokenLimit, WireRequest, invalid, join_blocks, split_at_results
 from clawhpc.wire.body import BodyReader, PieceReader, refuse
-from clawhpc.wire.fields import FieldTable, honoured, ignored, merge_findings, overridden, refused, rendered
+from clawhpc.wire.fields import (
+    AT_PROVIDER,
+    READS_TEXT,
+    FieldTable,
+    honoured,
+    ignored,
+    merge_findings,
+    overridden,
+    refused,
+    rendered,
+)
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
 
-AT_PROVIDER = "it would run or be kept at the provider"
 CONTENT = "messages[].content[]"
 FIELDS = FieldTable(
     honoured("how the answer is sent and named", "stream", "model"),
@@ -74,7 +83,7 @@ FIELDS = FieldTable(
     ),
     refused(AT_PROVIDER, "container", "mcp_servers", "thread"),
     refused(AT_PROVIDER, "tools[].type", asks_nothing=("custom",)),
-    refused("this model reads text only", f"{CONTENT}.source", f"{CONTENT}.content[].source"),
+    refused(READS_TEXT, f"{CONTENT}.source", f"{CONTENT}.content[].source"),
 )
 
 
@@ -199,22 +208,14 @@ def _read_message(message: _System | _User | _Assistant) -> tuple[Message, ...]:
 
 
 def _user_messages(content: str | list[_Text | _ToolResult]) -> Iterator[Message]:
-    """Tool results become messages of their own; the text between them stays between them."""
-    if isinstance(content, str):
-        yield Message(role="user", text=_join(content))
-        return
-    texts: list[str] = []
-    for block in content:
-        if isinstance(block, _Text):
-            texts.append(block.text)
-            continue
-        if text := join_blocks(texts):
-            yield Message(role="user", text=text)
-        texts = []
-        yield Message(role="tool", text=_join(block.content), tool_call_id=block.tool_use_id)
-    text = join_blocks(texts)
-    if text or all(isinstance(block, _Text) for block in content):
-        yield Message(role="user", text=text)
+    blocks = [_Text(text=content)] if isinstance(content, str) else content
+    return split_at_results(blocks, _result, lambda block: block.text if isinstance(block, _Text) else "")
+
+
+def _result(block: _Text | _ToolResult) -> Message | None:
+    if isinstance(block, _Text):
+        return None
+    return Message(role="tool", text=_join(block.content), tool_call_id=block.tool_use_id)
 
 
 def _assistant_message(content: str | list[_Text | _Thinking | _RedactedThinking | _ToolUse]) -> Message:

@@ -11,7 +11,7 @@ as it does in the world.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Protocol, TypeVar
@@ -19,8 +19,8 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from clawhpc.errors import ClawError
-from clawhpc.records import Conversation, Reply, Usage
-from clawhpc.wire.fields import FieldTable
+from clawhpc.records import Conversation, Message, Reply, Usage
+from clawhpc.wire.fields import READS_TEXT, FieldTable
 
 LINE_BREAKS_OF_SOME_CLIENTS = {
     "\u0085".encode(): b"\\u0085",
@@ -30,6 +30,7 @@ LINE_BREAKS_OF_SOME_CLIENTS = {
 """Clients that read lines with `str.splitlines` (httpx does) would cut an event in two at these."""
 
 T = TypeVar("T")
+Block_T = TypeVar("Block_T")
 Json = dict[str, Any]
 
 BLOCK_SEPARATOR = "\n"
@@ -211,10 +212,32 @@ def is_nested_deeper(value: Any, levels: int = MAX_DEPTH) -> bool:
     return True
 
 
+def split_at_results(
+    blocks: Iterable[Block_T], result_of: Callable[[Block_T], Message | None], text_of: Callable[[Block_T], str]
+) -> Iterator[Message]:
+    """A user's message of several blocks: the results in it are messages of their own, and the text between them stays
+    between them. `result_of` is None for a block of text.
+    """
+    texts: list[str] = []
+    is_silent = True
+    for block in blocks:
+        result = result_of(block)
+        if result is None:
+            texts.append(text_of(block))
+            continue
+        if text := join_blocks(texts):
+            yield Message(role="user", text=text)
+        texts, is_silent = [], False
+        yield result
+    text = join_blocks(texts)
+    if text or is_silent:
+        yield Message(role="user", text=text)
+
+
 def invalid(message: str) -> WireError:
     """The body is malformed, or asks for what there is not."""
     return WireError(ErrorKind.INVALID, message)
 
 
 def _name_content(match: re.Match[str]) -> str:
-    return f"content of type {match[1]} is not supported: this model reads text only - at `{match[2]}`"
+    return f"content of type {match[1]} is not supported: {READS_TEXT} - at `{match[2]}`"

@@ -17,6 +17,11 @@ MAX_UNLISTED = 32
 MAX_NAME = 80
 """Characters of an unlisted field's name; the rest is cut off."""
 
+AT_PROVIDER = "it would run or be kept at the provider"
+READS_TEXT = "this model reads text only"
+WRITES_TEXT = "this model writes text only"
+# Reasons for which every protocol refuses fields.
+
 
 class FieldUse(StrEnum):
     """What becomes of a field."""

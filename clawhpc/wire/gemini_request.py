@@ -11,7 +11,6 @@ Choices where the API leaves them open:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,12 +20,22 @@ import msgspec
 from msgspec import Raw, Struct
 
 from clawhpc.records import Conversation, Message, Sampling, Tool, ToolCall
-from clawhpc.wire.base import MAX_DEPTH, TokenLimit, WireRequest, invalid, join_blocks
-from clawhpc.wire.body import BodyReader, PieceReader, decode_value, mend_surrogates, refuse
-from clawhpc.wire.fields import FieldTable, honoured, ignored, merge_findings, overridden, refused, rendered
+from clawhpc.wire.base import TokenLimit, WireRequest, invalid, join_blocks, split_at_results
+from clawhpc.wire.body import BodyReader, PieceReader, refuse
+from clawhpc.wire.fields import (
+    AT_PROVIDER,
+    READS_TEXT,
+    WRITES_TEXT,
+    FieldTable,
+    honoured,
+    ignored,
+    merge_findings,
+    overridden,
+    refused,
+    rendered,
+)
+from clawhpc.wire.gemini_spelling import spelled_as_json
 
-AT_PROVIDER = "it would run or be kept at the provider"
-TEXT_ONLY = "this model reads text only"
 PART = "contents[].parts[]"
 DECLARATION = "tools[].functionDeclarations[]"
 CHOICE = "toolConfig.functionCallingConfig"
@@ -100,12 +109,10 @@ FIELDS = FieldTable(
     ignored("of media, which are refused", *(f"{PART}.{name}" for name in OF_MEDIA)),
     ignored("the answer is text", *_config("speechConfig", "imageConfig", "enableEnhancedCivicAnswers")),
     refused("only one candidate can be drawn", *_config("candidateCount"), asks_nothing=(1,)),
-    refused(
-        "this model writes text only", *_config("responseModalities"), asks_nothing=(["TEXT"], ["MODALITY_UNSPECIFIED"])
-    ),
+    refused(WRITES_TEXT, *_config("responseModalities"), asks_nothing=(["TEXT"], ["MODALITY_UNSPECIFIED"])),
     refused(AT_PROVIDER, "cachedContent", "continuationToken"),
-    refused(TEXT_ONLY, f"{PART}.inlineData", f"{PART}.fileData", f"{PART}.functionResponse.parts"),
-    refused(TEXT_ONLY, "systemInstruction.parts[].inlineData", "systemInstruction.parts[].fileData"),
+    refused(READS_TEXT, f"{PART}.inlineData", f"{PART}.fileData", f"{PART}.functionResponse.parts"),
+    refused(READS_TEXT, "systemInstruction.parts[].inlineData", "systemInstruction.parts[].fileData"),
     refused(AT_PROVIDER, f"{PART}.executableCode", f"{PART}.codeExecutionResult"),
     refused(AT_PROVIDER, f"{PART}.toolCall", f"{PART}.toolResponse"),
     TOOLS_AT_PROVIDER,
@@ -116,7 +123,7 @@ def read_request(body: bytes, *, model: str, stream: bool) -> WireRequest:
     """Read the body of a request to `model`. Raises `WireError`."""
     request = _read(body, model, stream)
     if any("_" in path for path in request.unlisted):
-        return _read(_spelled_as_json(body), model, stream)
+        return _read(spelled_as_json(body, FIELDS), model, stream)
     return request
 
 
@@ -247,21 +254,9 @@ def _assistant_message(parts: Sequence[_Part]) -> Message:
 
 
 def _user_messages(parts: Sequence[_Part]) -> Iterator[Message]:
-    """Responses become messages of their own; the text between them stays between them."""
-    texts: list[_Part] = []
-    for part in parts:
-        if part.function_call:
-            raise invalid("a functionCall stands in a content of the user")
-        if part.function_response is None:
-            texts.append(part)
-            continue
-        if text := _texts(texts):
-            yield Message(role="user", text=text)
-        texts = []
-        yield _tool_message(part.function_response)
-    text = _texts(texts)
-    if text or len(texts) == len(parts):
-        yield Message(role="user", text=text)
+    if any(part.function_call for part in parts):
+        raise invalid("a functionCall stands in a content of the user")
+    return split_at_results(parts, _tool_message, lambda part: part.text or "")
 
 
 def _texts(parts: Iterable[_Part]) -> str:
@@ -272,7 +267,10 @@ def _tool_call(call: _FunctionCall) -> ToolCall:
     return ToolCall(id=call.id or call.name, name=call.name, arguments=_json_text(call.args or {}))
 
 
-def _tool_message(response: _FunctionResponse) -> Message:
+def _tool_message(part: _Part) -> Message | None:
+    response = part.function_response
+    if response is None:
+        return None
     return Message(role="tool", text=_result(response.response or {}), tool_call_id=response.id or response.name)
 
 
@@ -360,36 +358,6 @@ def _tool_choice(config: _ToolConfig | None) -> str:
             return "none"
         case _:
             return "auto"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The other spelling
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _spelled_as_json(body: bytes) -> bytes:
-    """`body` with its field names as JSON spells them; what is no field, such as arguments and schemas, stays."""
-    fields = decode_value(mend_surrogates(body), max_depth=2 * MAX_DEPTH)  # what it unwraps has its own depth
-    return msgspec.json.encode(_respell(fields, ""))
-
-
-def _respell(value: Any, at: str) -> Any:
-    if isinstance(value, list):
-        return [_respell(item, f"{at}[]") for item in value]
-    if not isinstance(value, dict):
-        return value
-    respelled = {}
-    for name, item in value.items():
-        field = _field_name(name, at)
-        respelled[field or name] = item if field is None else _respell(item, f"{at}.{field}" if at else field)
-    return respelled
-
-
-def _field_name(name: str, at: str) -> str | None:
-    """How JSON spells the field `name` of what stands at `at`; None when nothing of that name is listed."""
-    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), name)
-    listed = (each for each in (name, camel) if each.isidentifier() and FIELDS.lists(f"{at}.{each}" if at else each))
-    return next(listed, None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,18 @@ from msgspec import Raw, Struct
 from clawhpc.records import Conversation, Message, Sampling, Tool, ToolCall
 from clawhpc.wire.base import TokenLimit, WireRequest, invalid, join_blocks
 from clawhpc.wire.body import BodyReader, PieceReader, refuse
-from clawhpc.wire.fields import FieldTable, honoured, ignored, merge_findings, overridden, refused, rendered
+from clawhpc.wire.fields import (
+    AT_PROVIDER,
+    READS_TEXT,
+    WRITES_TEXT,
+    FieldTable,
+    honoured,
+    ignored,
+    merge_findings,
+    overridden,
+    refused,
+    rendered,
+)
 
 CALL = "messages[].tool_calls[]"
 FIELDS = FieldTable(
@@ -72,11 +83,11 @@ FIELDS = FieldTable(
     refused("only one choice can be drawn", "n", asks_nothing=(1,)),
     refused("it is the form before `tools`", "functions", "function_call", "messages[].function_call"),
     refused("only functions are offered", "tools[].type", f"{CALL}.custom", asks_nothing=("function",)),
-    refused("this model writes text only", "modalities", asks_nothing=(["text"],)),
-    refused("this model writes text only", "audio", "messages[].audio"),
-    refused("it would run at the provider", "web_search_options", "tools[].custom"),
+    refused(WRITES_TEXT, "modalities", asks_nothing=(["text"],)),
+    refused(WRITES_TEXT, "audio", "messages[].audio"),
+    refused(AT_PROVIDER, "web_search_options", "tools[].custom"),
     refused(
-        "this model reads text only",
+        READS_TEXT,
         *("messages[].content[].image_url", "messages[].content[].input_audio", "messages[].content[].file"),
     ),
 )

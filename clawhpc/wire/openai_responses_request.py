@@ -20,7 +20,9 @@ from clawhpc.records import Conversation, Message, MessageRole, Sampling, ToolCa
 from clawhpc.wire.base import TokenLimit, WireRequest, decode_body, invalid, join_blocks
 from clawhpc.wire.body import KNOWN, BodyReader, PieceReader, known_cost, refuse
 from clawhpc.wire.fields import (
+    AT_PROVIDER,
     NOTHING_FOUND,
+    READS_TEXT,
     FieldTable,
     Findings,
     honoured,
@@ -31,7 +33,6 @@ from clawhpc.wire.fields import (
     rendered,
 )
 from clawhpc.wire.openai_responses_tools import (
-    AT_PROVIDER,
     NOT_OFFERED,
     OfferedTool,
     ResponsesTool,
@@ -104,7 +105,7 @@ FIELDS = FieldTable(
     refused(AT_PROVIDER, f"{TOOL}.type", asks_nothing=("function", "custom", "namespace", *sorted(NOT_OFFERED))),
     refused(AT_PROVIDER, f"{INNER}.type", asks_nothing=("function", "custom")),
     refused(
-        "this model reads text only",
+        READS_TEXT,
         *(f"{ITEM}.content[].{name}" for name in ("image_url", "file_id", "file_data", "file_url", "input_audio")),
         *(f"{ITEM}.output[].{name}" for name in ("image_url", "file_id", "file_data", "file_url")),
     ),

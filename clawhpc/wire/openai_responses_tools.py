@@ -18,13 +18,13 @@ from msgspec import Struct
 
 from clawhpc.records import Tool, ToolCall
 from clawhpc.wire.base import invalid, parse_arguments
+from clawhpc.wire.fields import AT_PROVIDER
 
 BARE_SUFFIX = "_arguments"
 """Of a freeform call's id: its text is the arguments as they were drawn, not the `input` in them."""
 FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 NOT_OFFERED = frozenset({"web_search", "web_search_preview", "image_generation"})
 """Types of tools that a harness offers whatever the model; the provider would run them."""
-AT_PROVIDER = "it would run at the provider"
 
 
 @dataclass(frozen=True, kw_only=True)
