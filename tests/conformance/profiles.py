@@ -230,11 +230,11 @@ PROFILES = {
     for profile in (
         CLAUDE_CODE_BARE,
         CLAUDE_CODE_FULL,
+        OPENCLAW,
+        CODEX,
         PI,
         QWEN_CODE,
         OPENCODE,
-        OPENCLAW,
-        CODEX,
         GEMINI_CLI,
         GEMINI_CLI_FULL,
         MINI_SWE_AGENT,
