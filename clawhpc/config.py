@@ -184,9 +184,9 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     engines and sandboxes on this machine are gone. UserError, before there is a run, when there are too few tasks to
     evaluate on, or one of them needs what a harness does not have.
     """
-    tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     for name in config.harness.names:
         check_mcp(ADAPTERS[name], (*tasks.train, *tasks.heldout))
+    tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     with (
         open_run(folder, msgspec.yaml.encode(config)) as paths,
         Ledger.open(config.scratch_root()) as ledger,

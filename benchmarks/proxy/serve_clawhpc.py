@@ -7,6 +7,7 @@ sessions, after the earlier ones were closed, and gives their endpoints; `null` 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import sys
@@ -42,6 +43,7 @@ async def serve(folder: Path, engine_socket: Path, sockets: Path, num_token_ids:
         renderer=ChatRenderer(folder, renderer="qwen3", thinking=False),
         sampling=PolicySampling(context_window=WINDOW),
     )
+    gc.freeze()  # as a worker does
     async with engine, AsyncExitStack() as stack:
         sessions: list[Session] = []
         while line := await anyio.to_thread.run_sync(sys.stdin.readline):
