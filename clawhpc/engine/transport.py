@@ -23,6 +23,7 @@ class UnixTransport(httpx2.AsyncBaseTransport):
         """A connection that has idled for longer than `idle_s` is not used again."""
         self._socket, self._idle_s = socket, idle_s
         self._idle: list[_Connection] = []
+        self._closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """The whole answer. Raises `httpx2.TransportError` where there is none."""
@@ -31,13 +32,14 @@ class UnixTransport(httpx2.AsyncBaseTransport):
         try:
             return await connection.ask(_head(request) + content)
         finally:
-            if connection.reusable and len(self._idle) < MAX_IDLE:  # its answer is whole
+            if connection.reusable and not self._closed and len(self._idle) < MAX_IDLE:  # its answer is whole
                 self._idle.append(connection)
             else:
                 connection.abort()
 
     async def aclose(self) -> None:
-        """Close what idles."""
+        """Close what idles, and each other connection once its answer is there."""
+        self._closed = True
         while self._idle:
             self._idle.pop().abort()
 

@@ -19,7 +19,7 @@ from tests.fakes.soak import Soak, check_journal, run_rollouts, soaking
 
 pytestmark = pytest.mark.anyio
 MEMO_BYTES = 2**20
-"""For what the host remembers of texts and bodies, in place of some 350 MiB in all, which so few calls would never fill."""
+"""For what the host remembers of texts and bodies, in place of 350 MiB in all, which so few calls would never fill."""
 GROWTH_MIB = 12
 """Of the process's memory after the first quarter. What keeps a record for each call (4 kB and more) would show as
 30 MiB and more, what keeps a rollout's whole memory as hundreds; the allocator's holes take a few.
