@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -36,6 +37,13 @@ MAX_PIPELINED = 8
 """Requests on one connection that wait for the answer to an earlier one; no harness has any."""
 
 
+class State(ServerState):
+    """What the connections of one server share."""
+
+    has_ended = False
+    """Connections that come now, which the loop had accepted before, are cut off."""
+
+
 class Connection(HttpToolsProtocol):
     """One connection of a harness. Whoever goes beyond its bounds is cut off, without a word."""
 
@@ -51,6 +59,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         self.heard_at = self.loop.time()
+        if isinstance(self.server_state, State) and self.server_state.has_ended:
+            transport.abort()
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -112,7 +122,7 @@ async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterat
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     config.load()
-    state = ServerState()
+    state = State()
     with listening(socket) as listener, anyio.CancelScope() as scope:
         scope.shield = True  # asyncio would lose a server whose start is cancelled
         server = await asyncio.get_running_loop().create_unix_server(
@@ -122,8 +132,10 @@ async def serve(app: ASGIApp, socket: Path, *, shutdown_s: float) -> AsyncIterat
         try:
             yield
         finally:
-            server.close()
             with anyio.CancelScope(shield=True):
+                asyncio.get_running_loop().remove_reader(listener)
+                await anyio.lowlevel.checkpoint()  # a server that is closed loses what the loop has just accepted
+                server.close()
                 await _hang_up(state, shutdown_s)
 
 
@@ -140,8 +152,9 @@ def listening(path: Path) -> Iterator[sockets.socket]:
             path.unlink(missing_ok=True)
 
 
-async def _hang_up(state: ServerState, shutdown_s: float) -> None:
+async def _hang_up(state: State, shutdown_s: float) -> None:
     """Cut every connection, once the answers on their way are written or `shutdown_s` has passed."""
+    state.has_ended = True
     await _answered(state, shutdown_s)
     for connection in tuple(state.connections):
         connection.transport.abort()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket as sockets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import msgspec
 import pytest
@@ -86,6 +88,25 @@ async def test_a_harness_that_floods_with_connections_cuts_off_its_own_silent_on
             assert (await read_to_the_end(stream)) == b""
         for stream in streams:
             await stream.aclose()
+
+
+@pytest.mark.parametrize("rounds", range(6))
+async def test_a_connection_that_comes_as_the_server_ends_is_cut_off_too(tmp_path: Path, rounds: int) -> None:
+    """Between the loop's accepting it and its being known here lie some rounds of the loop."""
+
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nothing is asked")
+
+    with sockets.socket(sockets.AF_UNIX) as late:
+        async with serve(silent, tmp_path / "p", shutdown_s=1):
+            late.connect(str(tmp_path / "p"))
+            for _ in range(rounds):
+                await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(PROMPTLY_S):
+            await anyio.wait_readable(late)
+        late.setblocking(False)
+        with suppress(ConnectionResetError):
+            assert late.recv(1) == b"", "the other side has hung up"
 
 
 async def test_connections_that_wait_for_an_answer_are_not_cut_off_by_newer_ones(tmp_path: Path) -> None:
