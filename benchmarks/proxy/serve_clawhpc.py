@@ -10,6 +10,7 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -96,6 +97,7 @@ def main() -> None:
     for name in ("folder", "engine_socket", "sockets"):
         parser.add_argument(name, type=Path)
     parser.add_argument("num_token_ids", type=int)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a worker
     anyio.run(serve, *vars(parser.parse_args()).values())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ MODEL_NAME = "clawhpc-policy"
 
 def run_worker(spec: WorkerSpec, worker_id: str) -> None:
     """Work until told to stop (the stop file, SIGTERM, SIGINT), or until idle. Nothing is left afterwards."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it encodes one text at a time: a pool of threads would only spin
     with Ledger.open(Path(spec.scratch_root) if spec.scratch_root else None) as ledger:
         anyio.run(live, spec, worker_id, ledger)
 
