@@ -32,7 +32,7 @@ from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign, choose_heldout
 from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
@@ -138,7 +138,7 @@ class RunConfig:
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     campaign: CampaignSettings = field(default_factory=CampaignSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
-    credit: GroupCreditSettings = field(default_factory=GroupCreditSettings)
+    credit: CreditSettings = field(default_factory=CreditSettings)
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
 

@@ -20,7 +20,7 @@ import msgspec
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource, install_policy
 from clawhpc.campaign.settings import CampaignSettings
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.ledger import Ledger
@@ -57,7 +57,7 @@ class Campaign:
         self._heldout = tasks.heldout
         self._harnesses = harnesses
 
-    def run(self, learner: LearnerSettings, credit: GroupCreditSettings, policy: PolicySource) -> None:
+    def run(self, learner: LearnerSettings, credit: CreditSettings, policy: PolicySource) -> None:
         """Evaluate `policy`, train it, evaluate what came of it. UserError when there are too few tasks for a step."""
         check_groups(self._settings, len(self._tasks), len(self._harnesses))
         from clawhpc.learner.callbacks import wandb_run  # torch: not before it is needed

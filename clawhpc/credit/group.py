@@ -14,28 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 import numpy as np
 
-from clawhpc.errors import at_least
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.records import GroupKey, RolloutRecord
 
 MIN_SPREAD = 1e-6
 """Rewards that differ by less count as equal: the rest is rounding, and dividing by it would make a signal of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupCreditSettings:
-    """How rewards become advantages."""
-
-    baseline: Literal["grpo", "dr_grpo"] = "grpo"
-    """`dr_grpo` leaves out the division by the group's std, which favours tasks that are nearly solved or unsolved."""
-    std_epsilon: float = 1e-6
-    """Added to the group's std, in units of reward."""
-
-    def __post_init__(self) -> None:
-        at_least(self, std_epsilon=0)
 
 
 class SkipReason(StrEnum):
@@ -76,9 +62,9 @@ class Credit:
         }
 
 
-def credit_groups(rollouts: Iterable[RolloutRecord], settings: GroupCreditSettings | None = None) -> Credit:
+def credit_groups(rollouts: Iterable[RolloutRecord], settings: CreditSettings | None = None) -> Credit:
     """Advantages inside each group. Raises `ValueError` when a rollout comes twice: it would weigh twice."""
-    settings = settings or GroupCreditSettings()
+    settings = settings or CreditSettings()
     groups = group_rollouts(rollouts)
     advantages: dict[str, float] = {}
     skipped: Counter[str] = Counter()
@@ -119,7 +105,7 @@ def reward_of(rollout: RolloutRecord) -> float:
     return rollout.verdict.reward
 
 
-def center_by_group(rewards: Mapping[str, float], settings: GroupCreditSettings) -> dict[str, float]:
+def center_by_group(rewards: Mapping[str, float], settings: CreditSettings) -> dict[str, float]:
     """The advantages of one group of at least two rollouts; both formulas are at the top of this file."""
     values = np.array(list(rewards.values()), dtype=np.float64)
     centered = values - values.mean()

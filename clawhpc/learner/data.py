@@ -13,7 +13,8 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from clawhpc.credit.group import GroupCreditSettings, credit_groups
+from clawhpc.credit.group import credit_groups
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import CreditedTree, TreeBatch, build_batches
 from clawhpc.learner.losses import token_weights
@@ -42,7 +43,7 @@ StepSource = Callable[[int], StepBatch | None]
 
 
 def rl_source(
-    collect: Callable[[int], Sequence[RolloutRecord] | None], settings: LearnerSettings, credit: GroupCreditSettings
+    collect: Callable[[int], Sequence[RolloutRecord] | None], settings: LearnerSettings, credit: CreditSettings
 ) -> StepSource:
     """Steps of reinforcement learning from the rollouts that `collect` returns."""
 
@@ -70,7 +71,7 @@ def sft_source(trees: Callable[[int], Sequence[CallTree] | None], settings: Lear
 
 
 def build_rl_step(
-    step: int, records: Sequence[RolloutRecord], settings: LearnerSettings, credit: GroupCreditSettings
+    step: int, records: Sequence[RolloutRecord], settings: LearnerSettings, credit: CreditSettings
 ) -> StepBatch:
     """Rows for the rollouts that have an advantage. Denominators count every rollout that trains.
 

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from transformers import PreTrainedModel
 
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.callbacks import (
     PrintSteps,
@@ -47,7 +47,7 @@ class LearnerPaths:
 
 def fit_rl(
     settings: LearnerSettings,
-    credit: GroupCreditSettings,
+    credit: CreditSettings,
     *,
     policy: Path,
     num_steps: int,

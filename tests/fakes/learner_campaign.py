@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from safetensors.torch import load_file
 
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.learner.settings import LearnerSettings, PolicySettings
 from clawhpc.learner.trainer import LearnerPaths, fit_rl
 from clawhpc.paths import RunPaths
@@ -60,7 +60,7 @@ class Campaign:
     def train(self, policy: Path) -> dict[str, torch.Tensor]:
         last = fit_rl(
             self.settings,
-            GroupCreditSettings(),
+            CreditSettings(),
             policy=policy,
             num_steps=self.num_steps,
             collect=self._collect,

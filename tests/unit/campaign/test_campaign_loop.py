@@ -14,7 +14,7 @@ from clawhpc.campaign.collect import check_verdicts
 from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign, choose_heldout, cpu_by_part, make_plan
 from clawhpc.campaign.settings import CampaignSettings
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.paths import RunPaths
@@ -101,7 +101,7 @@ def test_a_step_that_needs_more_pairs_than_there_are_is_refused_before_anything_
     collector = Recorder()
     campaign = campaign_of(tmp_path, collector, groups_per_step=9)
     with pytest.raises(UserError, match=r"campaign\.groups_per_step=9: .*8 tasks to train on, with 1 harnesses"):
-        campaign.run(LearnerSettings(), GroupCreditSettings(), PolicySource(folder=tmp_path))
+        campaign.run(LearnerSettings(), CreditSettings(), PolicySource(folder=tmp_path))
     assert collector.plans == []
     campaign.evaluate(0)
     assert len(collector.plans) == 1

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.credit.group import GroupCreditSettings, credit_groups
+from clawhpc.credit.group import credit_groups
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.records import Outcome, RolloutRecord
 from tests.fakes.records import make_group, make_record
 
-DR_GRPO = GroupCreditSettings(baseline="dr_grpo")
+DR_GRPO = CreditSettings(baseline="dr_grpo")
 
 
 def make_rollouts(*rewards: float | None, task: str = "task", harness: str = "pi") -> list[RolloutRecord]:
@@ -29,7 +30,7 @@ def test_grpo_centers_and_scales_inside_the_group() -> None:
 @pytest.mark.parametrize("epsilon", [-1.0, math.nan, math.inf])
 def test_an_epsilon_that_is_no_small_number_is_refused(epsilon: float) -> None:
     with pytest.raises(ValueError, match=r"std_epsilon=.*: must be at least 0"):
-        GroupCreditSettings(std_epsilon=epsilon)
+        CreditSettings(std_epsilon=epsilon)
 
 
 def test_dr_grpo_only_centers() -> None:
@@ -107,7 +108,7 @@ def test_credit_is_finite_sums_to_zero_in_each_group_and_follows_the_rewards(
     rollouts = [
         record for number, values in enumerate(groups) for record in make_rollouts(*values, task=f"task{number}")
     ]
-    credit = credit_groups(rollouts, GroupCreditSettings(baseline=baseline))  # type: ignore[arg-type]
+    credit = credit_groups(rollouts, CreditSettings(baseline=baseline))  # type: ignore[arg-type]
     assert all(math.isfinite(value) for value in [*credit.advantages.values(), *credit.log_values().values()])
     credited = [record for record in rollouts if record.rollout_id in credit.advantages]
     for key in {record.key for record in credited}:

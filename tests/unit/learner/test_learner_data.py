@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.data import StepBatch, _prune, build_rl_step, build_sft_step, sequence_tree
 from clawhpc.learner.settings import LearnerSettings, Normaliser
@@ -29,7 +29,7 @@ def rollout(task: str, sample: int, reward: float | None, *, num_calls: int = 2,
 
 
 def step(records: Sequence[RolloutRecord], settings: LearnerSettings = SETTINGS) -> StepBatch:
-    return build_rl_step(STEP, records, settings, GroupCreditSettings())
+    return build_rl_step(STEP, records, settings, CreditSettings())
 
 
 def weights_by_rollout(batch: StepBatch) -> dict[int, list[float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawhpc.credit.group import GroupCreditSettings
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import TreeBatch
 from clawhpc.learner.callbacks import list_checkpoints
@@ -39,7 +39,7 @@ def test_an_update_whose_gradient_is_not_finite_leaves_no_trace_and_is_counted(p
     weights = []
     for module in (Faulty(SETTINGS, policy, 1), GrpoModule(replace(SETTINGS, epochs=1), policy, 1)):
         paths = LearnerPaths(checkpoints=tmp_path / type(module).__name__, metrics=tmp_path / type(module).__name__)
-        _fit(module, rl_source(rollouts, SETTINGS, GroupCreditSettings()), paths, publish=None, names=())
+        _fit(module, rl_source(rollouts, SETTINGS, CreditSettings()), paths, publish=None, names=())
         weights.append(module.model.state_dict())
     assert equal(*weights)
     with (tmp_path / "Faulty" / "metrics.csv").open() as file:
