@@ -3,4 +3,5 @@
 build.py    calls -> CallTree
 prune.py    the named rules that drop calls; what is left is what trains
 drift.py    how faithfully the harness's histories repeated what was drawn
+cut.py      a tree over the token budget in pieces; calls that fit into none
 """
