@@ -52,9 +52,8 @@ def cut_tree(tree: CallTree, budget: int) -> tuple[CallTree, ...]:
 def _last_draws(tree: CallTree) -> list[int]:
     """The draws with tokens that lead to no other, in preorder."""
     draws = [node.node_id for node in tree.nodes if node.sampled and node.token_ids]
-    return [
-        draw for draw, following in pairwise((*draws, None)) if following is None or draw not in tree.path(following)
-    ]
+    followed = {before for before, draw in pairwise(draws) if before in tree.path(draw)}
+    return [draw for draw in draws if draw not in followed]
 
 
 def _best_cuts(tree: CallTree, leaves: Sequence[int], budget: int) -> Iterator[tuple[int, int]]:
