@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from clawhpc.records import CallRecord, CallTokens, Graft
+from clawhpc.records import CallRecord, CallRole, CallTokens, Graft
 from clawhpc.tree.nodes import CallTree, Node
 from clawhpc.tree.prefix import shared_length
 
@@ -29,6 +29,7 @@ class WholeCall:
     """A call with tokens, with its prompt written out."""
 
     call_id: int
+    role: CallRole
     prompt_ids: tuple[int, ...]
     tokens: CallTokens
     repeats: tuple[Graft, ...]
@@ -62,7 +63,7 @@ def _written_out(call: CallRecord, tokens: CallTokens, earlier: dict[int, WholeC
         )
     prompt_ids = head + tokens.suffix_ids
     repeats = _without_overlap([*tokens.grafts, *_inherited_repeats(call, tokens, parent)], len(prompt_ids))
-    return WholeCall(call_id=call.call_id, prompt_ids=prompt_ids, tokens=tokens, repeats=repeats)
+    return WholeCall(call_id=call.call_id, role=call.role, prompt_ids=prompt_ids, tokens=tokens, repeats=repeats)
 
 
 def _inherited_repeats(call: CallRecord, tokens: CallTokens, parent: WholeCall | None) -> Iterator[Graft]:
@@ -172,15 +173,16 @@ def _preorder(root: _Branch) -> Iterator[Node]:
 
 
 def _frozen(branch: _Branch, node_id: int, parent_id: int | None, start: int) -> Node:
-    tokens = branch.draw.tokens if branch.draw else None
+    call, tokens = branch.draw, branch.draw.tokens if branch.draw else None
     return Node(
         node_id=node_id,
         parent_id=parent_id,
         start=start,
         token_ids=branch.token_ids,
-        sampled=branch.draw is not None,
+        sampled=call is not None,
         sampling_logprobs=tokens.sampling_logprobs if tokens else (),
         weight_versions=tokens.weight_versions if tokens else (),
-        call_id=branch.draw.call_id if branch.draw else None,
+        call_id=call.call_id if call else None,
+        role=call.role if call else CallRole.MAIN,
         continues_id=branch.continues_id,
     )

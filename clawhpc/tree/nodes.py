@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-from clawhpc.records import VersionSpan
+from clawhpc.records import CallRole, VersionSpan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Node:
     """Covers `token_ids` when sampled, else empty."""
     call_id: int | None = None
     """Of a sampled node: the call that drew it."""
+    role: CallRole = CallRole.MAIN
+    """Of a sampled node: what that call was made for. Says nothing of context."""
     continues_id: int | None = None
     """Of a grafted copy: the call whose reply it repeats; None for all other nodes."""
 
@@ -35,6 +39,15 @@ class Node:
     def end(self) -> int:
         """Position after the last token."""
         return self.start + len(self.token_ids)
+
+
+class Draw(NamedTuple):
+    """Where the tokens of one sampled node stand among all that were drawn in its tree."""
+
+    node_id: int
+    start: int
+    stop: int
+    """One past the last; `start` for an empty completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +68,13 @@ class CallTree:
             if node.parent_id is not None:
                 children[node.parent_id].append(node.node_id)
         return tuple(map(tuple, children))
+
+    @cached_property
+    def draws(self) -> tuple[Draw, ...]:
+        """The sampled nodes in preorder, empty ones included: the flat order of all tokens that were drawn."""
+        sampled = [node for node in self.nodes if node.sampled]
+        ends = accumulate((len(node.token_ids) for node in sampled), initial=0)
+        return tuple(Draw(node.node_id, *span) for node, span in zip(sampled, pairwise(ends), strict=True))
 
     @property
     def leaves(self) -> tuple[int, ...]:
