@@ -30,10 +30,15 @@ LOG_EVERY_S = 30.0
 class Collector:
     """Has plans collected by the workers of a pool."""
 
-    def __init__(self, paths: RunPaths, pool: WorkerPool, stall_min: float) -> None:
+    def __init__(self, paths: RunPaths, pool: WorkerPool, stall_min: float, poll_s: float = POLL_S) -> None:
         self._paths = paths
         self._pool = pool
         self._stall_s = 60 * stall_min
+        self._poll_s = poll_s
+
+    def begin(self, plan: StepPlan) -> None:
+        """Workers may collect `plan` from now on; `collect` waits for them later, and says what went wrong."""
+        self._free_claims(publish_plan(self._paths, plan))
 
     def collect(self, plan: StepPlan) -> list[RolloutRecord]:
         """The rollouts of `plan`, in planned order; of one that was collected before, those.
@@ -45,12 +50,10 @@ class Collector:
         title = f"{plan.phase} {plan.step}"
         with Watch(title, plan.num_rollouts) as watch:
             while unsealed_groups(self._paths, plan):
-                released = release_claims(self._paths, plan, self._pool.check())
-                if released:
-                    log.info("%s: %d groups of dead workers are free again", title, released)
+                self._free_claims(plan)
                 if watch.show(count_rollouts(self._paths, plan)) > self._stall_s:
                     raise LaunchError(f"{title}: no rollout has ended for {self._stall_s:.0f} s; {self._pool.logs()}")
-                time.sleep(POLL_S)
+                time.sleep(self._poll_s)
         records = read_step(self._paths, plan)
         try:
             check_verdicts(title, records)
@@ -58,6 +61,11 @@ class Collector:
             log.info("%s: these rollouts are now in %s", title, set_aside(self._paths, plan))
             raise
         return records
+
+    def _free_claims(self, plan: StepPlan) -> None:
+        """Free what dead workers have claimed of `plan`."""
+        if released := release_claims(self._paths, plan, self._pool.check()):
+            log.info("%s %d: %d groups of dead workers are free again", plan.phase, plan.step, released)
 
 
 class Watch:

@@ -2,6 +2,10 @@
 
     evaluate(0) → [ collect(k) → update → publish k+1 ] for each step k → evaluate(last)
 
+By default step k is collected by PolicyVersion k, and workers rest while the learner learns. One step ahead, they have
+the plan of step k+1 before the learner begins step k, and collect it meanwhile, by PolicyVersion k. A plan is a file, and
+so nothing else changes: no thread here, and what goes wrong with workers is met when their rollouts are needed.
+
 Every stage leaves its result in files before the next begins, and looks for it first. So the same command after a kill
 goes on where it was: plans that are there are taken as they are, rollouts that are there are not run again, the learner
 continues from its newest checkpoint (law 8).
@@ -100,12 +104,30 @@ class Campaign:
         install_policy(self.paths, policy)
         return self.evaluate(0)
 
-    def collect(self, step: int) -> list[RolloutRecord] | None:
-        """The rollouts of training step `step`; None when the time for training is over."""
+    def collect(self, step: int, max_staleness: int = 0) -> list[RolloutRecord] | None:
+        """The rollouts of training step `step`; None when the time for training is over.
+
+        They are drawn by the policy `max_staleness` steps before, and workers have the plans of so many further steps
+        before this returns. A step that has a plan has begun, and is trained on, however late it has become: nothing is
+        collected in vain, and a resume decides as the run did that was killed.
+        """
         spent_s = seconds_trained(self.paths, step)
-        if self._settings.train_min and spent_s > 60 * self._settings.train_min:
+        if not self._begins(step, spent_s):
             log.info("%.1f minutes of training are over after %d steps", self._settings.train_min, step)
             return None
+        records = self._collector.collect(self._plan(step, max_staleness))
+        for ahead in range(step + 1, min(step + 1 + max_staleness, self._settings.num_steps)):
+            if self._begins(ahead, spent_s):
+                self._collector.begin(self._plan(ahead, max_staleness))
+        return records
+
+    def _begins(self, step: int, spent_s: float) -> bool:
+        """There is time for training step `step`, or it has begun."""
+        limit_s = 60 * self._settings.train_min
+        return not limit_s or spent_s <= limit_s or self.paths.plan("train", step).exists()
+
+    def _plan(self, step: int, max_staleness: int) -> StepPlan:
+        """The plan of training step `step`, the same at any time."""
         pairs = plan_groups(
             list(self._tasks),
             self._harnesses,
@@ -113,16 +135,15 @@ class Campaign:
             num_groups=self._settings.groups_per_step,
             seed=self._settings.seed,
         )
-        plan = make_plan(
+        return make_plan(
             "train",
             step,
             [(self._tasks[task_id], harness) for task_id, harness in pairs],
             num_samples=self._settings.samples_per_group,
-            policy_step=step,
+            policy_step=max(0, step - max_staleness),
             temperature=self._settings.temperature,
             seed=self._settings.seed,
         )
-        return self._collector.collect(plan)
 
     def evaluate(self, policy_step: int) -> list[RolloutRecord]:
         """Rollouts of PolicyVersion `policy_step` on the held-out tasks with each harness."""
@@ -161,8 +182,9 @@ def cpu_by_part(paths: RunPaths, began_s: float) -> dict[str, float]:
 
 
 def seconds_trained(paths: RunPaths, step: int) -> float:
-    """Wall time of the steps before `step`, collecting and learning, by the run's own log.
+    """Wall time of the steps before `step` by the run's own log: waiting for rollouts, and learning.
 
+    Rollouts that are collected while the learner learns cost no time of their own: no second counts twice.
     After a resume, which goes on from a checkpoint, the log has rows of steps that are made again.
     """
     if not paths.metrics_csv.exists():

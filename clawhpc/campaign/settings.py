@@ -14,7 +14,9 @@ class CampaignSettings:
     num_steps: int = 100
     """Updates of the policy, at most."""
     train_min: float = 0.0
-    """No step begins after so many minutes of training, those before a resume included; 0 for no such limit."""
+    """No step begins after so many minutes of training, those before a resume included; 0 for no such limit. One that
+    has begun is trained on.
+    """
     groups_per_step: int = 8
     """(task, harness) pairs of one step."""
     samples_per_group: int = 8
