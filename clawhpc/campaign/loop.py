@@ -3,7 +3,7 @@
     evaluate(0) → [ collect(k) → update → publish k+1 ] for each step k → evaluate(last)
 
 By default step k is collected by PolicyVersion k, and workers rest while the learner learns. One step ahead, they have
-the plan of step k+1 before the learner begins step k, and collect it meanwhile, by PolicyVersion k. A plan is a file, and
+the plan of step k+1 before the learner begins step k, and collect it meanwhile, by PolicyVersion k. A plan is a file,
 so nothing else changes: no thread here, and what goes wrong with workers is met when their rollouts are needed.
 
 Every stage leaves its result in files before the next begins, and looks for it first. So the same command after a kill
