@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import uuid
 from collections.abc import Collection, Mapping
@@ -35,6 +36,8 @@ PART = ".part"
 """Ends the name of a folder that is being written."""
 RECOMPUTED = "rotary_emb.inv_freq"
 """Ends the name of what old checkpoints hold beside their weights."""
+LOADING_FAULTS = ("missing_keys", "mismatched_keys", "unexpected_keys")
+"""Of transformers' report on a load: what it would draw at random, or leave out."""
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = 1e-4
 """The learner's weights are float32, in which fused and unfused kernels differ by 1e-6 on average."""
@@ -75,19 +78,30 @@ def _config(settings: PolicySettings, tokenizer: Any) -> Qwen3Config:
 
 
 def save_policy(
-    folder: Path, model: PreTrainedModel, tokenizer_folder: Path, *, step: int, renderer: str, thinking: bool
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer_folder: Path,
+    *,
+    step: int,
+    renderer: str,
+    thinking: bool,
+    state_dict: Mapping[str, Tensor] | None = None,
 ) -> PolicyVersion:
     """Publish `model` as the PolicyVersion of `step` in `folder`, whole or not at all. A whole one that is there stays.
 
     `tokenizer_folder` is any folder with the tokenizer's files, such as that of an earlier version; they are copied.
+    `state_dict` has the weights where `model` is sharded: all of them, on the CPU, by the model's own names. Then
+    `model` is asked for its class and configuration alone, so one rank can publish for all.
     OSError, which names a path, when the disk is full.
     """
     transformers_logging.disable_progress_bar()
+    if state_dict is not None:
+        model = _whole_model(model, state_dict)
     part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}{PART}")
     try:
         with disk_errors(folder):
             part.mkdir(parents=True)
-            model.save_pretrained(part)
+            _save_weights(model, part)
             num_token_ids = _copy_tokenizer(tokenizer_folder, part)
             policy = PolicyVersion(
                 step=step,
@@ -100,6 +114,31 @@ def save_policy(
             return publish_policy(part, policy)
     finally:  # published, it is there no more
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _whole_model(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model like `model` around the given weights, which are not copied."""
+    loaded: Any = type(model).from_pretrained(
+        None,
+        config=copy.deepcopy(model.config),
+        state_dict=dict(state_dict),
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    whole, found = loaded
+    wrong = [f"{kind}: {sorted(map(str, found[kind]))}" for kind in LOADING_FAULTS if found[kind]]
+    assert not wrong, f"the weights to publish are not those of {type(model).__name__}: {wrong}"
+    use_tree_attention(whole)
+    return whole
+
+
+def _save_weights(model: PreTrainedModel, folder: Path) -> None:
+    """As the model is known on the hub, where each expert has its name; in memory those of a layer are one tensor.
+
+    Else transformers gives back the names that the model was loaded by, which need not be those that an engine knows.
+    """
+    model._weight_conversions = None  # type: ignore[assignment]
+    model.save_pretrained(folder)
 
 
 def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVersion:
@@ -137,7 +176,7 @@ def load_policy(folder: Path) -> PreTrainedModel:
 
 def _check_weights(folder: Path, found: Mapping[str, Collection[Any]]) -> None:
     """UserError for weights of another model than config.json describes: transformers would draw what is missing."""
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+    for kind in LOADING_FAULTS:
         keys = sorted(str(key) for key in found[kind] if not str(key).endswith(RECOMPUTED))
         if keys:
             raise UserError(f"{folder}: its weights are not those of its config.json: {len(keys)} {kind}, as {keys[0]}")

@@ -2,23 +2,29 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
+from clawhpc.learner.attention import use_tree_attention
 from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
+from clawhpc.records import PolicyVersion
 from clawhpc.store import read_policy, weights_digest
 from tests.fakes.disk import largest_file
+from tests.fakes.learner_trees import tiny_model
 
 SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=32)
 TEXTS = ["<|im_start|>user\nwrite kiwi to apple.txt<|im_end|>\n", "count the lines of plum.txt\n"] * 3
@@ -85,6 +91,97 @@ def test_loading_and_saving_a_policy_changes_no_bit(tokenizer_folder: Path, tmp_
     assert second.probe == first.probe
     assert read_policy(tmp_path / "second") == second
     assert second.step == 7
+
+
+HUB_NAMES = {
+    "qwen3": {
+        *(f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+        *(f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
+    },
+    "llama": {
+        *(f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
+        *(f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
+    },
+    "qwen3_moe": {
+        *(f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+        *(f"mlp.experts.{index}.{name}_proj.weight" for index in range(4) for name in ("gate", "up", "down")),
+        "mlp.gate.weight",
+    },
+}
+"""Of a layer, beside its two norms, as Qwen/Qwen3-0.6B, meta-llama/Llama-3.1-8B and Qwen/Qwen3-30B-A3B have them."""
+KINDS = sorted(HUB_NAMES)
+
+
+def model_of(kind: str, tokenizer_folder: Path) -> PreTrainedModel:
+    """Two layers, with a row of the head for every id of the tokenizer."""
+    model = tiny_model(kind)
+    model.resize_token_embeddings(VOCAB_MULTIPLE * -(-count_token_ids(tokenizer_folder) // VOCAB_MULTIPLE))
+    use_tree_attention(model)
+    return model
+
+
+def saved(model: PreTrainedModel, folder: Path, tokenizer_folder: Path, **given: Any) -> PolicyVersion:
+    return save_policy(folder, model, tokenizer_folder, step=1, renderer="qwen3", thinking=False, **given)
+
+
+def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_have_the_names_that_they_have_on_the_hub(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    saved(model_of(kind, tokenizer_folder), tmp_path / "policy", tokenizer_folder)
+    layers = {
+        f"model.layers.{layer}.{name}"
+        for layer in range(2)
+        for name in HUB_NAMES[kind] | {"input_layernorm.weight", "post_attention_layernorm.weight"}
+    }
+    head = set() if kind == "qwen3" else {"lm_head.weight"}  # tied
+    found = load_file(tmp_path / "policy" / "model.safetensors").keys()
+    assert found == layers | head | {"model.embed_tokens.weight", "model.norm.weight"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_comes_back_bit_for_bit(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    model = model_of(kind, tokenizer_folder)
+    version = saved(model, tmp_path / "policy", tokenizer_folder)
+    back = load_policy(tmp_path / "policy")
+    assert same_bits(back.state_dict(), model.state_dict())
+    assert saved(back, tmp_path / "again", tokenizer_folder).digest == version.digest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_given_apart_are_published_as_those_of_the_model_would_be(
+    kind: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """As one rank does it, which has gathered them: tied ones come twice, and the model's own are a shard."""
+    model = model_of(kind, tokenizer_folder)
+    whole = saved(model, tmp_path / "whole", tokenizer_folder)
+    gathered = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert saved(model, tmp_path / "gathered", tokenizer_folder, state_dict=gathered) == replace(
+        whole, path=str(tmp_path / "gathered")
+    )
+    assert same_bits(load_policy(tmp_path / "gathered").state_dict(), gathered)
+
+
+def test_weights_given_apart_must_be_all_of_them(tokenizer_folder: Path, tmp_path: Path) -> None:
+    model = model_of("llama", tokenizer_folder)
+    gathered = {name: tensor for name, tensor in model.state_dict().items() if "layers.1.mlp.up_proj" not in name}
+    with pytest.raises(AssertionError, match=r"missing_keys: \['model\.layers\.1\.mlp\.up_proj\.weight'\]"):
+        saved(model, tmp_path / "policy", tokenizer_folder, state_dict=gathered)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_experts_that_were_loaded_fused_are_published_under_their_names(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """transformers would give back the fused names, which vLLM does not know."""
+    model = model_of("qwen3_moe", tokenizer_folder)
+    version = saved(model, tmp_path / "policy", tokenizer_folder)
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "fused" / "model.safetensors")
+    again = saved(load_policy(tmp_path / "fused"), tmp_path / "again", tokenizer_folder)
+    assert again.digest == version.digest
 
 
 def test_weights_depend_on_the_seed_alone(tokenizer_folder: Path, tmp_path: Path) -> None:
