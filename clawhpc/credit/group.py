@@ -5,20 +5,21 @@
 
 Mean and std (unbiased) run over rollouts, never over rows or tokens, so a rollout that branches weighs no more than one
 that does not. Rollouts that failed for reasons of the infrastructure, and those that over-branched, are left out before
-the mean is taken (law 6).
+the mean is taken (law 6). Where calls of other roles train beside main, each such role has a baseline of its own, over
+the rollouts of the group that used it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from clawhpc.credit.settings import CreditSettings
-from clawhpc.records import GroupKey, RolloutRecord
+from clawhpc.records import CallRole, GroupKey, RolloutRecord
 
 MIN_SPREAD = 1e-6
 """Rewards that differ by less count as equal: the rest is rounding, and dividing by it would make a signal of it."""
@@ -50,16 +51,43 @@ class Credit:
     advantage_std: float
     """Spread of `advantages`; 0 says that this step can teach nothing."""
 
-    def log_values(self) -> dict[str, float]:
-        """Flat names and numbers for a logger; every skip reason is always there, so that curves have no holes."""
+    def log_values(self, role: CallRole = CallRole.MAIN) -> dict[str, float]:
+        """Flat names and numbers for a logger; every skip reason is always there, so that curves have no holes.
+
+        Those of another role than main have a name of their own.
+        """
+        part = _log_part(role)
         return {
-            "credit/groups": float(self.num_groups),
-            **{f"credit/skipped_{reason}": float(self.skipped_groups.get(reason, 0)) for reason in SkipReason},
-            "credit/discarded_rollouts": float(sum(self.discarded_rollouts.values())),
-            "credit/reward_mean": self.reward_mean,
-            "credit/reward_std": self.reward_std,
-            "credit/advantage_std": self.advantage_std,
+            **self.reward_values(role),
+            **{f"{part}/skipped_{reason}": float(self.skipped_groups.get(reason, 0)) for reason in SkipReason},
+            f"{part}/advantage_std": self.advantage_std,
         }
+
+    def reward_values(self, role: CallRole = CallRole.MAIN) -> dict[str, float]:
+        """Those of `log_values` that say nothing of baselines: all there is where advantages come from a critic."""
+        part = _log_part(role)
+        return {
+            f"{part}/groups": float(self.num_groups),
+            f"{part}/discarded_rollouts": float(sum(self.discarded_rollouts.values())),
+            f"{part}/reward_mean": self.reward_mean,
+            f"{part}/reward_std": self.reward_std,
+        }
+
+
+def credit_roles(
+    rollouts: Iterable[RolloutRecord], settings: CreditSettings, drawn_roles: Mapping[str, Container[CallRole]]
+) -> dict[CallRole, Credit]:
+    """The credit of each role that trains. `drawn_roles`: rollout_id -> the roles of its calls that are live.
+
+    That of main is `credit_groups` of all rollouts, whatever else trains. For another role it is that of the rollouts
+    that train and have a live call of it: each call carries its rollout's reward, measured against those of the others.
+    """
+    everyone = list(rollouts)
+    of_role = {CallRole.MAIN: credit_groups(everyone, settings)}
+    for role in sorted(settings.trained_roles - {CallRole.MAIN}):
+        used = [member for member in everyone if member.trains and role in drawn_roles.get(member.rollout_id, ())]
+        of_role[role] = credit_groups(used, settings)
+    return of_role
 
 
 def credit_groups(rollouts: Iterable[RolloutRecord], settings: CreditSettings | None = None) -> Credit:
@@ -118,6 +146,10 @@ def _skip_reason(rewards: Sequence[float]) -> SkipReason | None:
     if len(rewards) < 2:
         return SkipReason.TOO_FEW
     return SkipReason.NO_SPREAD if max(rewards) - min(rewards) < MIN_SPREAD else None
+
+
+def _log_part(role: CallRole) -> str:
+    return "credit" if role is CallRole.MAIN else f"credit_{role}"
 
 
 def _spread(values: Sequence[float]) -> float:

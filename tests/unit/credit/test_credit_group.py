@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.credit.group import credit_groups
+from clawhpc.credit.group import credit_groups, credit_roles
 from clawhpc.credit.settings import CreditSettings
-from clawhpc.records import Outcome, RolloutRecord
+from clawhpc.records import CallRole, Outcome, RolloutRecord
 from tests.fakes.records import make_group, make_record
 
 DR_GRPO = CreditSettings(baseline="dr_grpo")
@@ -98,6 +98,43 @@ def test_an_empty_step_gives_numbers_not_nan() -> None:
     assert all(math.isfinite(value) for value in credit.log_values().values())
 
 
+WITH_SUBAGENTS = CreditSettings(role_weights={"subagent": 0.5})
+BOTH = frozenset({CallRole.MAIN, CallRole.SUBAGENT})
+
+
+def test_subagents_are_measured_against_the_rollouts_that_used_them() -> None:
+    group = make_rollouts(0.0, 1.0, 0.25, 0.75, None)
+    drawn = {rollout.rollout_id: BOTH if sample >= 2 else {CallRole.MAIN} for sample, rollout in enumerate(group)}
+    settings = CreditSettings(baseline="dr_grpo", role_weights={"subagent": 0.5})
+    credit = credit_roles(group, settings, drawn)
+    assert list(credit[CallRole.MAIN].advantages.values()) == [-0.5, 0.5, -0.25, 0.25]
+    assert credit[CallRole.SUBAGENT].advantages == {group[2].rollout_id: -0.25, group[3].rollout_id: 0.25}
+
+
+def test_roles_of_one_task_in_two_harnesses_do_not_share_a_baseline() -> None:
+    rollouts = make_rollouts(0.0, 1.0) + make_rollouts(0.5, 1.0, harness="claude_code")
+    drawn = {rollout.rollout_id: BOTH for rollout in rollouts}
+    settings = CreditSettings(baseline="dr_grpo", role_weights={"subagent": 1.0})
+    credit = credit_roles(rollouts, settings, drawn)[CallRole.SUBAGENT]
+    assert list(credit.advantages.values()) == [-0.5, 0.5, -0.25, 0.25]
+
+
+def test_a_role_that_one_rollout_used_is_skipped_and_counted_under_its_own_name() -> None:
+    group = make_rollouts(0.0, 1.0)
+    credit = credit_roles(group, WITH_SUBAGENTS, {group[0].rollout_id: BOTH})
+    assert credit[CallRole.SUBAGENT].advantages == {}
+    values = credit[CallRole.SUBAGENT].log_values(CallRole.SUBAGENT)
+    assert values["credit_subagent/skipped_too_few"] == 1
+    assert not values.keys() & credit[CallRole.MAIN].log_values().keys()
+
+
+def test_only_roles_that_train_have_credit() -> None:
+    group = make_rollouts(0.0, 1.0)
+    drawn = {rollout.rollout_id: frozenset(CallRole) for rollout in group}
+    assert list(credit_roles(group, CreditSettings(), drawn)) == [CallRole.MAIN]
+    assert list(credit_roles(group, WITH_SUBAGENTS, drawn)) == [CallRole.MAIN, CallRole.SUBAGENT]
+
+
 rewards = st.lists(st.none() | st.floats(0, 1), max_size=6)
 
 
@@ -121,3 +158,21 @@ def test_credit_is_finite_sums_to_zero_in_each_group_and_follows_the_rewards(
         assert [value for _, value in by_reward] == sorted(values)
     assert credit.num_groups == len([values for values in groups if values])
     assert len(credited) + sum(credit.discarded_rollouts.values()) <= len(rollouts)
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.floats(0, 1), st.sets(st.sampled_from(CallRole))), max_size=6),
+    st.sampled_from(["grpo", "dr_grpo"]),
+)
+def test_the_main_paths_credit_is_bit_for_bit_the_same_whatever_other_roles_train(
+    members: list[tuple[float | None, set[CallRole]]], baseline: str
+) -> None:
+    rollouts = make_rollouts(*(reward for reward, _ in members))
+    drawn = {rollout.rollout_id: roles for rollout, (_, roles) in zip(rollouts, members, strict=True)}
+    weights = {"subagent": 0.5, "compaction": 2.0, "side": 1.0}
+    alone = credit_groups(rollouts, CreditSettings(baseline=baseline))  # type: ignore[arg-type]
+    every = credit_roles(rollouts, CreditSettings(baseline=baseline, role_weights=weights), drawn)  # type: ignore[arg-type]
+    assert every[CallRole.MAIN] == alone
+    for role, credit in every.items():
+        if role is not CallRole.MAIN:
+            assert all(role in drawn[rollout_id] for rollout_id in credit.advantages)
