@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -45,8 +46,8 @@ class CreditSettings:
                 raise ValueError(f"{key}={getattr(self, key)}: must be from 0 to 1")
         roles = [role.value for role in CallRole if role is not CallRole.MAIN]
         for role, weight in self.role_weights.items():
-            if role not in roles or not weight > 0:
-                raise ValueError(f"role_weights.{role}={weight}: allowed are {', '.join(roles)}, each more than 0")
+            if role not in roles or not 0 < weight < math.inf:
+                raise ValueError(f"role_weights.{role}={weight}: allowed are {', '.join(roles)}, each a number over 0")
 
     @property
     def needs_critic(self) -> bool:
@@ -57,3 +58,7 @@ class CreditSettings:
     def trained_roles(self) -> frozenset[CallRole]:
         """Calls of these roles train."""
         return frozenset({CallRole.MAIN, *(CallRole(role) for role in self.role_weights)})
+
+    def role_weight(self, role: CallRole) -> float:
+        """Of the loss of a role that trains, beside 1 for main."""
+        return 1.0 if role is CallRole.MAIN else self.role_weights[role]

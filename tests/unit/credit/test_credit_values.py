@@ -6,14 +6,17 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawhpc.credit.gae import path_gae, tree_gae
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.credit.values import RewardedTurns, credit_values, explained_variance, whiten
 from clawhpc.records import CallRole
-from clawhpc.tree.conversation import Turn
+from clawhpc.tree.conversation import Turn, conversation_turns
+from clawhpc.tree.prune import prune_tree
+from tests.fakes.session import Session
+from tests.fakes.session_strategies import sessions
 
 RAW = CreditSettings(estimator="tree_gae", whiten=False, gamma=0.9, gae_lambda=0.8)
 WHITE = CreditSettings(estimator="tree_gae", gamma=0.9, gae_lambda=0.8, std_epsilon=0.0)
@@ -34,8 +37,8 @@ VALUES = np.linspace(0.0, 1.0, FORKED.num_tokens + CHAIN.num_tokens)
 
 @pytest.mark.parametrize(("name", "estimator"), [("path_gae", path_gae), ("tree_gae", tree_gae)])
 def test_each_rollout_is_estimated_by_itself_in_the_order_of_the_step(name: str, estimator: object) -> None:
-    settings = CreditSettings(estimator=name, whiten=False, gamma=0.9, gae_lambda=0.8)  # type: ignore[arg-type]
-    credit = credit_values([FORKED, EMPTY, CHAIN], VALUES, settings)
+    raw = CreditSettings(estimator=name, whiten=False, gamma=0.9, gae_lambda=0.8)  # type: ignore[arg-type]
+    credit = credit_values([FORKED, EMPTY, CHAIN], VALUES, raw)
     cut = FORKED.num_tokens
     one = estimator(FORKED.turns, VALUES[:cut], 1.0, gamma=0.9, gae_lambda=0.8)  # type: ignore[operator]
     other = estimator(CHAIN.turns, VALUES[cut:], 0.25, gamma=0.9, gae_lambda=0.8)  # type: ignore[operator]
@@ -44,7 +47,7 @@ def test_each_rollout_is_estimated_by_itself_in_the_order_of_the_step(name: str,
 
 
 def test_whitening_leaves_returns_and_what_is_logged_as_they_were() -> None:
-    raw, white = (credit_values([FORKED, CHAIN], VALUES, settings) for settings in (RAW, WHITE))
+    raw, white = (credit_values([FORKED, CHAIN], VALUES, how) for how in (RAW, WHITE))
     assert white.returns.tolist() == raw.returns.tolist()
     assert white.metrics == raw.metrics
     assert white.advantages.mean() == pytest.approx(0.0, abs=1e-12)
@@ -73,8 +76,8 @@ def test_tokens_of_a_role_are_found_where_they_stand_in_the_step() -> None:
 
 
 def test_advantages_without_spread_are_only_centred_and_counted() -> None:
-    settings = CreditSettings(estimator="path_gae")
-    credit = credit_values([RewardedTurns(turns=(turn(0, 0, 3),), reward=0.3)], np.array([0.1, 0.1, 0.1]), settings)
+    rollout = RewardedTurns(turns=(turn(0, 0, 3),), reward=0.3)
+    credit = credit_values([rollout], np.array([0.1, 0.1, 0.1]), CreditSettings(estimator="path_gae"))
     assert credit.advantages == pytest.approx([0.0] * 3)
     assert np.abs(credit.advantages).max() < 1e-12, "rounding is not made a signal"
     assert credit.metrics["credit/flat_roles"] == 1
@@ -111,3 +114,36 @@ def test_whitening_keeps_the_order_and_never_makes_numbers_that_are_not_finite(a
     assert after.std() == pytest.approx(1.0, abs=1e-6) or after.std() < 1e-6
     order = np.argsort(before, kind="stable")
     assert (np.diff(after[order]) >= 0).all()
+
+
+def credit_of_main(session: Session, credit: CreditSettings) -> dict[int, list[float]]:
+    """call_id -> the advantages of its tokens, where a token's value depends on its call alone."""
+    tree = prune_tree("r", session.calls, max_live_leaves=99, trained_roles=credit.trained_roles).tree
+    turns = conversation_turns(tree)
+    values_M = np.zeros(tree.num_sampled_tokens)
+    for at in turns:
+        values_M[at.start : at.stop] = np.linspace(0.1, 0.7, at.stop - at.start) / (1 + at.call_id)
+    advantages = credit_values([RewardedTurns(turns=turns, reward=1.0)], values_M, credit).advantages
+    return {at.call_id: advantages[at.start : at.stop].tolist() for at in turns if at.role is CallRole.MAIN}
+
+
+@settings(max_examples=60, deadline=None)
+@given(sessions(), st.sampled_from(["path_gae", "tree_gae"]))
+def test_the_main_paths_credit_does_not_change_when_other_roles_train_too(session: Session, name: str) -> None:
+    weights = {"subagent": 0.5, "compaction": 2.0, "side": 1.0}
+    alone = CreditSettings(estimator=name, gae_lambda=0.9)  # type: ignore[arg-type]
+    beside = CreditSettings(estimator=name, gae_lambda=0.9, role_weights=weights)  # type: ignore[arg-type]
+    of_main = credit_of_main(session, alone)
+    assert credit_of_main(session, beside).keys() == of_main.keys()
+    for call_id, advantages in credit_of_main(session, beside).items():
+        assert advantages == pytest.approx(of_main[call_id], abs=1e-9)
+
+
+def test_a_compaction_carries_the_reward_of_its_rollout() -> None:
+    session = Session()
+    one = session.call((1, 2), reply=(5, 6))
+    session.call((1, 2), one, (3,), reply=(7,), role=CallRole.COMPACTION)
+    tree = prune_tree("r", session.calls, max_live_leaves=1, trained_roles=frozenset(CallRole)).tree
+    rollout = RewardedTurns(turns=conversation_turns(tree), reward=1.0)
+    credit = credit_values([rollout], np.array([0.5, 0.5, 0.25]), RAW)
+    assert credit.advantages[1:].tolist() == [0.5, 0.75]
