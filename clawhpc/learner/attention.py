@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from clawhpc.errors import UserError
+from clawhpc.learner.models import unfit_reason
 
 TREE_ATTENTION = "clawhpc_tree"
 """Name in transformers' attention interface."""
@@ -59,30 +60,10 @@ class TreeLayout:
 
 def use_tree_attention(model: PreTrainedModel) -> None:
     """Make `model` read `tree_layout` in its forward call. UserError for a model that cannot be exact on trees."""
-    reason = _unfit_reason(model)
+    reason = unfit_reason(model)
     if reason:
         raise UserError(f"model {type(model).__name__} ({model.config.model_type}) cannot train on trees: {reason}")
     model.set_attn_implementation(TREE_ATTENTION)
-
-
-_LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-
-
-def _unfit_reason(model: PreTrainedModel) -> str:
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = not kinds and getattr(config, "sliding_window", None)
-    if model._is_stateful or kinds & {"linear_attention", "mamba", "conv"}:
-        return "a recurrent layer would carry the state of one branch into the next"
-    if window or kinds - {"full_attention"}:
-        return "a windowed layer counts rows, but the rows before a token are not the tokens before it on its path"
-    if getattr(config, "attention_dropout", 0.0):
-        return "attention_dropout is not 0"
-    if any(getattr(config, name, None) not in (None, 1.0) for name in _LOGIT_CHANGES):
-        return f"it changes its logits after the output head ({' or '.join(_LOGIT_CHANGES)})"
-    if not model._supports_attention_backend:
-        return "it does not take its attention from transformers' attention interface"
-    return ""
 
 
 def tree_attention_forward(

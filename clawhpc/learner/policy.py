@@ -19,6 +19,7 @@ from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError, boundary
 from clawhpc.learner.attention import TreeLayout, use_tree_attention
 from clawhpc.learner.disk import disk_errors
+from clawhpc.learner.exactness import check_exactness
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import END_OF_MESSAGE, END_OF_TEXT
 from clawhpc.records import PolicyVersion, Probe
@@ -144,13 +145,17 @@ def _save_weights(model: PreTrainedModel, folder: Path) -> None:
 def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVersion:
     """What `policy.json` says of a Hugging Face model that has none. UserError for one that cannot learn on trees."""
     ChatRenderer(folder, renderer=renderer, thinking=thinking)  # a wrong name is told before the model is loaded
+    model, num_token_ids = load_policy(folder), count_token_ids(folder)
+    with boundary(UserError, f"{folder}: {type(model).__name__} ({model.config.model_type}) cannot train on trees"):
+        probe = make_probe(model, num_token_ids)
+        check_exactness(model, num_token_ids)
     return PolicyVersion(
         step=0,
         path=str(folder),
         digest=weights_digest(folder),
         renderer=renderer,
         thinking=thinking,
-        probe=make_probe(load_policy(folder), count_token_ids(folder)),
+        probe=probe,
     )
 
 
