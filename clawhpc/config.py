@@ -158,6 +158,10 @@ class RunConfig:
         source.check()
         return source
 
+    def learner_settings(self) -> LearnerSettings:
+        """`learner`, with rows that hold whatever the engine does."""
+        return self.learner.for_context(self.engine.max_model_len)
+
     def scratch_root(self) -> Path | None:
         """Node-local folder for what is temporary; None for the ledger's own choice."""
         return Path(self.scratch_dir) if self.scratch_dir else None

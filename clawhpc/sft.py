@@ -77,9 +77,8 @@ def teach(
 
     solutions = {task.task_id: task_solution(task) for task in tasks}
     book = read_book((record, solutions[record.key.task_id]) for record in records)
-    make_policy(
-        config.cold_start, config.policy.shape, config.learner, book, folder=paths.root / "lessons", output=output
-    )
+    learner = config.learner_settings()
+    make_policy(config.cold_start, config.policy.shape, learner, book, folder=paths.root / "lessons", output=output)
 
 
 main = entry_point(sft)

@@ -13,7 +13,7 @@ def train(config: RunConfig) -> None:
     policy = config.policy_source()
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
     with open_campaign(config, tasks, Path(config.run.root) / config.run.name) as campaign:
-        campaign.run(config.learner, config.credit, policy)
+        campaign.run(config.learner_settings(), config.credit, policy)
 
 
 main = entry_point(train)

@@ -4,90 +4,163 @@ A row is a forest in preorder. Trees that share a row share their context too: t
 a draw in between, stand once, so the long prompt head that all rollouts of a harness have in common is computed once
 per row, forward and backward. Draws are never merged: each is its own, even where two drew the same ids (law 2).
 
-Shapes: B rows (always 1), T tokens of the row.
+What is known of each draw, such as its advantage, is kept apart from the rows, in `Draws`: rows say where a token
+stands, and which of the step's draws it is.
+
+Shapes: B rows (always 1), T tokens of the row, N tokens of the row that train, M tokens of the step that train.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from clawhpc.learner.attention import Segment, TreeLayout
+from clawhpc.learner.losses import Paths
+from clawhpc.tree.conversation import conversation_paths, conversation_turns
+from clawhpc.tree.cut import cut_tree
 from clawhpc.tree.nodes import CallTree, Node
 from clawhpc.tree.prefix import shared_length
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreditedTree:
-    """One rollout as the loss sees it: every sampled token of `tree` trains, with one advantage and one weight."""
+class StepTree:
+    """One rollout's tree, or a piece of it, in its step: every sampled token of it trains."""
 
     tree: CallTree
-    rollout: int
-    """Index of the rollout in its step."""
-    advantage: float
-    token_weight: float
-    """Of each sampled token in the loss, already divided by the denominator of the whole step (law 3)."""
+    draw_of_call: Mapping[int, int]
+    """call_id -> which of the step's draws the first token of its reply is."""
+
+    @classmethod
+    def of(cls, tree: CallTree, first_draw: int) -> StepTree:
+        """With the draws of the tree, in the order of `CallTree.draws`, from `first_draw` on."""
+        starts = {tree.nodes[draw.node_id].call_id: first_draw + draw.start for draw in tree.draws}
+        return cls(tree=tree, draw_of_call={call_id: start for call_id, start in starts.items() if call_id is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeBatch:
-    """One packed row. Tensors are (B, T) and aligned with `input_ids_BT`; what is said of draws is 0 on context."""
+    """One packed row."""
 
     input_ids_BT: Tensor
     positions_BT: Tensor
     """Tokens before this one on its path."""
-    predecessor_BT: Tensor
-    """Row of the token before this one on its path, whose hidden state predicts it; -1 at a root."""
-    sampled_BT: Tensor
-    """True where a token was drawn here: these train."""
-    sampling_logprobs_BT: Tensor
-    advantages_BT: Tensor
-    token_weight_BT: Tensor
-    """The loss is the sum over sampled tokens of this times their term, over all rows of the step."""
-    weight_version_BT: Tensor
-    """Policy step whose weights drew the token; -1 on context."""
-    rollout_BT: Tensor
-    """Index in the step of the rollout that drew the token; -1 on context, which rollouts may share."""
+    trained_N: Tensor
+    """Where in the row the tokens stand that were drawn here and train, in order."""
+    predecessor_N: Tensor
+    """Where the token before each of these on its path stands, whose hidden state predicts it."""
+    draw_N: Tensor
+    """Which of the step's M draws each of these is."""
     layout: TreeLayout
     temperature: float = 1.0
     """At which its tokens were drawn."""
-    old_logprobs_BT: Tensor | None = None
-    """By the policy before the update; None until they have been computed."""
+    paths: Paths | None = None
+    """The conversation paths through its N tokens, where the loss asks for them."""
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return self.input_ids_BT.shape[1]
 
+    @property
+    def targets_N(self) -> Tensor:
+        """The ids that were drawn."""
+        return self.input_ids_BT[0, self.trained_N]
+
     def to(self, device: torch.device | str) -> TreeBatch:
         """The same row with its tensors on `device`."""
-        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
-        return dataclasses.replace(self, **moved)
+        return _moved(self, device)
+
+    @classmethod
+    def empty(cls) -> TreeBatch:
+        """A row that trains nothing, for a rank that has no other."""
+        nothing_N = torch.zeros(0, dtype=torch.long)
+        token_BT = torch.zeros(1, 1, dtype=torch.long)
+        return cls(
+            input_ids_BT=token_BT,
+            positions_BT=token_BT,
+            trained_N=nothing_N,
+            predecessor_N=nothing_N,
+            draw_N=nothing_N,
+            layout=TreeLayout.chain(1),
+            paths=Paths(path_K=nothing_N, token_K=nothing_N, num_paths=0),
+        )
 
 
-def build_batches(trees: Sequence[CreditedTree], *, token_budget: int, temperature: float = 1.0) -> list[TreeBatch]:
-    """The rows of a step, each within `token_budget`, as every tree by itself must be.
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """What is known of each token of a step that trains; (M,) tensors, in the step's order."""
 
-    Rows are filled in order, so neighbours should be rollouts of one group, which share the most.
+    sampling_logprobs: Tensor
+    """By the engine when it was drawn."""
+    token_weight: Tensor
+    """In the loss, already divided by the denominator of the whole step (law 3); 0 for one that must not train."""
+    advantages: Tensor
+    returns: Tensor | None = None
+    """What the critic should have said."""
+    old_values: Tensor | None = None
+    """What it said before the update."""
+    old_logprobs: Tensor | None = None
+    """By the policy before the update."""
+    reference_logprobs: Tensor | None = None
+    """By the policy that the run began with."""
+
+    def __len__(self) -> int:
+        return len(self.sampling_logprobs)
+
+    def at(self, index_N: Tensor) -> Draws:
+        """Those of one row, (N,)."""
+        return dataclasses.replace(self, **{name: value[index_N] for name, value in _tensors(self)})
+
+    def to(self, device: torch.device | str) -> Draws:
+        """The same with its tensors on `device`."""
+        return _moved(self, device)
+
+
+Movable = TypeVar("Movable", TreeBatch, Draws, Paths)
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    for field in dataclasses.fields(value):
+        tensor = getattr(value, field.name)
+        if isinstance(tensor, Tensor):
+            yield field.name, tensor
+
+
+def _moved(value: Movable, device: torch.device | str) -> Movable:
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in _tensors(value)}
+    if isinstance(value, TreeBatch) and value.paths is not None:
+        moved["paths"] = _moved(value.paths, device)
+    return dataclasses.replace(value, **moved)
+
+
+def build_batches(
+    trees: Sequence[StepTree], *, token_budget: int, temperature: float = 1.0, with_paths: bool = False
+) -> list[TreeBatch]:
+    """The rows of a step, each within `token_budget`, as every path by itself must be.
+
+    A tree over the budget is cut at forks, its trunk repeated; with `with_paths` none may be over it. Rows are filled
+    in order, so neighbours should be rollouts of one group, which share the most.
     """
-    rows: list[list[CreditedTree]] = []
+    rows: list[list[StepTree]] = []
     filled = _Size()
-    for tree in trees:
-        size = _Size.of(tree.tree)
-        assert size.num_tokens <= token_budget, "larger ones have no weight, which was shared out before"
-        if rows and (filled | size).num_tokens <= token_budget:
-            rows[-1].append(tree)
-            filled |= size
-        else:
-            rows.append([tree])
-            filled = size
-    return [pack_row(row, temperature) for row in rows]
+    for step_tree in trees:
+        assert not with_paths or step_tree.tree.num_tokens <= token_budget, "one ratio per path needs all of it at once"
+        for piece in cut_tree(step_tree.tree, token_budget):
+            size = _Size.of(piece)
+            if rows and (filled | size).num_tokens <= token_budget:
+                rows[-1].append(dataclasses.replace(step_tree, tree=piece))
+                filled |= size
+            else:
+                rows.append([dataclasses.replace(step_tree, tree=piece)])
+                filled = size
+    return [pack_row(row, temperature, with_paths=with_paths) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -123,35 +196,56 @@ class _Size:
         return cls(frozenset(shareable), private)
 
 
-def pack_row(trees: Sequence[CreditedTree], temperature: float = 1.0) -> TreeBatch:
+def pack_row(trees: Sequence[StepTree], temperature: float = 1.0, *, with_paths: bool = False) -> TreeBatch:
     """All of `trees`, which were drawn at `temperature`, as one row."""
     runs = merge_trees([tree.tree for tree in trees])
-    lengths = torch.tensor([len(run.token_ids) for run in runs], dtype=torch.long)
-    stops = lengths.cumsum(0).tolist()
-    drawn = [None if run.tree is None else trees[run.tree] for run in runs]
-
-    def per_run(values: list[float]) -> Tensor:
-        return torch.tensor(values).repeat_interleave(lengths)[None]
-
-    def per_token(values: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor([value for run in values for value in run], dtype=dtype)[None]
-
-    predecessors = [
-        [-1 if run.parent is None else stops[run.parent] - 1, *range(stop - len(run.token_ids), stop - 1)]
-        for run, stop in zip(runs, stops, strict=True)
-    ]
-    return TreeBatch(
-        input_ids_BT=per_token((run.token_ids for run in runs), torch.long),
-        positions_BT=per_token((range(run.start, run.start + len(run.token_ids)) for run in runs), torch.long),
-        predecessor_BT=per_token(predecessors, torch.long),
-        sampled_BT=per_run([run.tree is not None for run in runs]),
-        sampling_logprobs_BT=per_token((run.sampling_logprobs for run in runs), torch.float32),
-        advantages_BT=per_run([tree.advantage if tree else 0.0 for tree in drawn]),
-        token_weight_BT=per_run([tree.token_weight if tree else 0.0 for tree in drawn]),
-        weight_version_BT=per_token((run.weight_versions for run in runs), torch.long),
-        rollout_BT=per_run([tree.rollout if tree else -1 for tree in drawn]),
+    stops = list(itertools.accumulate(len(run.token_ids) for run in runs))
+    drawn = [(run, stop) for run, stop in zip(runs, stops, strict=True) if run.tree is not None]
+    trained = [row for run, stop in drawn for row in range(stop - len(run.token_ids), stop)]
+    row = TreeBatch(
+        input_ids_BT=_integers(token for run in runs for token in run.token_ids)[None],
+        positions_BT=_integers(at for run in runs for at in range(run.start, run.start + len(run.token_ids)))[None],
+        trained_N=_integers(trained),
+        predecessor_N=_integers(row for run, stop in drawn for row in _predecessors(run, stop, stops)),
+        draw_N=_integers(draw for run, _ in drawn for draw in _draws(run, trees)),
         layout=TreeLayout(tuple(_segments(runs, stops))),
         temperature=temperature,
+    )
+    return dataclasses.replace(row, paths=_paths(trees, row.draw_N)) if with_paths else row
+
+
+def _integers(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.long)
+
+
+def _predecessors(run: Run, stop: int, stops: Sequence[int]) -> Iterator[int]:
+    """Of the tokens of a draw; a draw at a root has none for its first token, and no model can have drawn it."""
+    assert run.parent is not None, "a draw follows a prompt"
+    yield stops[run.parent] - 1
+    yield from range(stop - len(run.token_ids), stop - 1)
+
+
+def _draws(run: Run, trees: Sequence[StepTree]) -> range:
+    assert run.tree is not None, "of a draw"
+    assert run.call_id is not None, "of a draw"
+    first = trees[run.tree].draw_of_call[run.call_id]
+    return range(first, first + len(run.token_ids))
+
+
+def _paths(trees: Sequence[StepTree], draw_N: Tensor) -> Paths:
+    """The conversation paths of whole trees that have tokens, over the row's trained tokens."""
+    token_of_draw = {draw: token for token, draw in enumerate(draw_N.tolist())}
+    paths: list[list[int]] = []
+    for tree in trees:
+        turns = conversation_turns(tree.tree)
+        for path in conversation_paths(turns):
+            firsts = ((tree.draw_of_call[turns[at].call_id], turns[at].stop - turns[at].start) for at in path)
+            paths.append([token_of_draw[draw] for first, length in firsts for draw in range(first, first + length)])
+    paths = [path for path in paths if path]
+    return Paths(
+        path_K=_integers(number for number, path in enumerate(paths) for _ in path),
+        token_K=_integers(token for path in paths for token in path),
+        num_paths=len(paths),
     )
 
 
@@ -166,10 +260,8 @@ class Run:
     token_ids: tuple[int, ...]
     tree: int | None
     """Index of the tree whose draw this is; None for context."""
-    sampling_logprobs: tuple[float, ...]
-    """Aligned with `token_ids`; zeros on context."""
-    weight_versions: tuple[int, ...]
-    """Aligned with `token_ids`; -1 on context."""
+    call_id: int | None
+    """Of a draw, its call."""
 
 
 def merge_trees(trees: Sequence[CallTree]) -> list[Run]:
@@ -213,14 +305,12 @@ class _Cursor:
 
     def run(self, parent: int | None, length: int) -> Run:
         node = self.node
-        versions = [version.version for version in node.weight_versions for _ in range(version.start, version.end)]
         return Run(
             parent=parent,
             start=node.start + self.offset,
             token_ids=self.rest[:length],
             tree=self.tree if node.sampled else None,
-            sampling_logprobs=node.sampling_logprobs if node.sampled else (0.0,) * length,
-            weight_versions=tuple(versions) if node.sampled else (-1,) * length,
+            call_id=node.call_id if node.sampled else None,
         )
 
 

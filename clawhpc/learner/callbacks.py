@@ -27,11 +27,11 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from clawhpc.errors import UserError
-from clawhpc.learner.data import StepBatch
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.policy import save_policy, sweep_parts
 from clawhpc.learner.settings import WandbMode
+from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.store import is_whole, sync, write_atomic, write_once
@@ -177,7 +177,7 @@ class PublishPolicy(Callback):
         if not is_whole(folder):
             save_policy(
                 folder,
-                module.model,
+                module.policy.model,
                 module.policy_folder,
                 step=step,
                 renderer=self.renderer,

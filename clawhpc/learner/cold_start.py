@@ -22,15 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from clawhpc.engine.render import ChatRenderer
-from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.exam import Exam, Gate, Rates, describe
+from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import create_policy
-from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
+from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, LossSettings, PolicySettings
 from clawhpc.learner.tokenizer import train_tokenizer
 from clawhpc.learner.traces import Example, TraceBook, encode_example
 from clawhpc.learner.trainer import LearnerPaths, fit_sft
@@ -135,7 +133,7 @@ def teaching_settings(settings: ColdStartSettings, learner: LearnerSettings) -> 
         warmup_steps=settings.warmup_steps,
         schedule="constant",
         weight_decay=0.0,
-        normaliser="token",
+        loss=LossSettings(),
         seed=settings.seed,
     )
 
@@ -195,7 +193,6 @@ class Classroom:
 
     def __init__(self, tokenizer_folder: Path, learner: LearnerSettings) -> None:
         self._learner = learner
-        self._num_token_ids = count_token_ids(tokenizer_folder)
         self._renderer = ChatRenderer(tokenizer_folder, renderer=RENDERER, thinking=False)
 
     def encode(self, example: Example) -> CallTree:
@@ -209,7 +206,7 @@ class Classroom:
         for skill in book.skills:
             examples = [book.draw(skill, rng, "train").up_to_last_command for _ in range(tasks_per_skill)]
             trees[skill] = [self.encode(example if stage.head else example.without_head) for example in examples]
-        return Exam(trees=trees, settings=self._learner, num_token_ids=self._num_token_ids)
+        return Exam(trees=trees, settings=self._learner)
 
 
 class Lessons:
@@ -223,11 +220,11 @@ class Lessons:
         self._exam = classroom.exam(stage, book, random.Random(f"{settings.seed} exam"), settings.tasks_per_check)
         self._rates: Rates = {}
 
-    def __call__(self, step: int, model: PreTrainedModel) -> list[CallTree] | None:
-        """What to imitate in `step`; None when `model` is good enough, or after the last step of the stage."""
+    def __call__(self, step: int, policy: TreePolicy) -> list[CallTree] | None:
+        """What to imitate in `step`; None when `policy` is good enough, or after the last step of the stage."""
         is_over = step == self._stage.num_steps
         if is_over or not self._rates or step % self._stage.check_every == 0:
-            self._rates = self._exam.pass_rates(model)
+            self._rates = self._exam.pass_rates(policy)
             admitted = self._stage.gate.admits(self._rates)
             if admitted or is_over or step % LOG_EVERY == 0:
                 log.info(

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
 
 from clawhpc.errors import UserError
-from clawhpc.learner.data import build_sft_step
-from clawhpc.learner.module import row_logprobs
+from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.steps import build_sft_step
 from clawhpc.learner.traces import Skill
 from clawhpc.tree.nodes import CallTree
 
@@ -57,26 +56,25 @@ class Exam:
     trees: Mapping[Skill, Sequence[CallTree]]
     """Each ends with the last command of its solution; its commands are its sampled tokens."""
     settings: LearnerSettings
-    num_token_ids: int
-    """Ids that can be drawn; the output head may have more."""
 
-    def pass_rates(self, model: PreTrainedModel) -> dict[Skill, float]:
-        """How often `model` would draw the oracle's very commands at temperature 1, by skill.
+    def pass_rates(self, policy: TreePolicy) -> dict[Skill, float]:
+        """How often `policy` would draw the oracle's very commands at temperature 1, by skill.
 
         That probability is the likelihood of the commands: nothing is sampled, so there is no noise but the choice of
         the tasks. It is a lower bound of pass@1, for other commands may do as well.
         """
-        chances = iter(self._likelihoods(model, [tree for trees in self.trees.values() for tree in trees]))
+        chances = iter(self._likelihoods(policy, [tree for trees in self.trees.values() for tree in trees]))
         return {skill: sum(next(chances) for _ in trees) / len(trees) for skill, trees in self.trees.items()}
 
     @torch.no_grad()
-    def _likelihoods(self, model: PreTrainedModel, trees: Sequence[CallTree]) -> list[float]:
+    def _likelihoods(self, policy: TreePolicy, trees: Sequence[CallTree]) -> list[float]:
         step = build_sft_step(0, trees, self.settings)
         if step.metrics["tree/over_budget"]:
-            raise UserError(f"learner.token_budget={self.settings.token_budget}: too small for one conversation")
+            raise UserError(f"learner.token_budget={self.settings.row_tokens}: too small for one conversation")
+        counts = torch.tensor([tree.num_sampled_tokens for tree in trees])
+        tree_of_draw = torch.arange(len(trees)).repeat_interleave(counts)
         logprob_of_tree = torch.zeros(len(trees))
         for row in step.rows:
-            row = row.to(model.device)
-            logprobs_N, _ = row_logprobs(model, row, self.settings, self.num_token_ids)
-            logprob_of_tree.index_add_(0, row.rollout_BT[row.sampled_BT].cpu(), logprobs_N.float().cpu())
+            logprobs_N = policy(row.to(policy.model.device)).logprobs_N
+            logprob_of_tree.index_add_(0, tree_of_draw[row.draw_N], logprobs_N.float().cpu())
         return logprob_of_tree.exp().tolist()

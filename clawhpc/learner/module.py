@@ -1,43 +1,36 @@
 """The optimizer updates of one step.
 
-A step is `epochs` updates, each over all rows of the step with their gradients added up. The forward pass of the first
-update is by the policy before the update, so its log-probs are the old log-probs, and its ratio learner/old is exactly
-1: no pass is made for them alone.
+A step is `num_epochs` updates, each over all rows of the step with their gradients added up.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import nn
 
-from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
-from clawhpc.learner.batch import TreeBatch
-from clawhpc.learner.data import StepBatch
-from clawhpc.learner.losses import Clip, Sums, chunked_logprobs, grpo_loss, sft_loss
-from clawhpc.learner.policy import load_policy
+from clawhpc.learner.batch import Draws, TreeBatch
+from clawhpc.learner.losses import sft_loss
+from clawhpc.learner.means import StepMeans
+from clawhpc.learner.networks import TreePolicy, load_tree_policy
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.steps import StepBatch
 
 log = logging.getLogger(__name__)
 
 
 class LearnerModule(LightningModule):
-    """Trains the policy in a folder, one `StepBatch` at a time. Subclasses say what the loss of a row is."""
+    """Trains the policy in a folder, one `StepBatch` at a time. Subclasses say what is learned from a row."""
 
-    model: PreTrainedModel
+    policy: TreePolicy
     """Once Lightning has called `configure_model`."""
-    num_token_ids: int
-    """Ids that can be drawn; the output head may have more."""
     num_epochs = 1
     """Updates per step."""
 
@@ -50,19 +43,18 @@ class LearnerModule(LightningModule):
 
     def configure_model(self) -> None:
         """Load the policy. Sharding it over ranks belongs here."""
-        if hasattr(self, "model"):
-            return
-        self.model = load_policy(self.policy_folder)
-        self.num_token_ids = count_token_ids(self.policy_folder)
-        if self.settings.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if not hasattr(self, "policy"):
+            self.policy = load_tree_policy(self.policy_folder, self.settings)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over all parameters."""
+        """AdamW over all parameters, those of the policy and of its critic each at a rate of their own."""
         settings = self.settings
-        return torch.optim.AdamW(
-            self.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        groups = [{"params": parameters, "peak_lr": peak} for parameters, peak in self.parts()]
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+
+    def parts(self) -> list[tuple[list[nn.Parameter], float]]:
+        """What is clipped by itself and has its own learning rate: parameters, peak rate."""
+        return [(list(self.policy.parameters()), self.settings.lr)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave out Lightning's loop counters: the position in the data says all, also if more steps are asked for."""
@@ -71,10 +63,10 @@ class LearnerModule(LightningModule):
     def training_step(self, step: StepBatch, batch_idx: int) -> dict[str, Any]:
         """Make the updates of `step`. A step without a trained token leaves weights and optimizer as they are."""
         began = time.perf_counter()
-        rate = learning_rate(self.settings, step.step, self.num_steps)
-        metrics = {**step.metrics, "train/lr": rate}
+        factor = schedule_factor(self.settings, step.step, self.num_steps)
+        metrics = {**step.metrics, "train/lr": factor * self.settings.lr}
         if step.rows:
-            metrics |= {f"train/{name}": value for name, value in self._update(step, rate).items()}
+            metrics |= self._update(step, factor)
         metrics["time/learn_s"] = time.perf_counter() - began
         self._log(step.step, metrics)
         return metrics
@@ -85,30 +77,28 @@ class LearnerModule(LightningModule):
         self.log_dict(on_bar, prog_bar=True, batch_size=1)
         self.log_dict({**rest, "step": float(step)}, batch_size=1)  # Lightning takes its x-axis from "step"
 
-    def _update(self, step: StepBatch, rate: float) -> dict[str, float]:
+    def _update(self, step: StepBatch, factor: float) -> dict[str, float]:
         """Means over the step. An update whose gradient is not finite is left out; UserError when all of them are."""
         optimizer: Any = self.optimizers()
         for group in optimizer.param_groups:
-            group["lr"] = rate
-        rows = list(step.rows)
+            group["lr"] = factor * group["peak_lr"]
+        draws, metrics = self.prepare(step)
         total = StepMeans()
-        for _ in range(self.num_epochs):
-            for index, row in enumerate(rows):
-                row = row.to(self.device)
-                logprobs_N, entropy_N = row_logprobs(self.model, row, self.settings, self.num_token_ids)
-                if row.old_logprobs_BT is None:
-                    row = with_old_logprobs(row, logprobs_N.detach())
-                    rows[index] = row.to("cpu")
-                loss, sums = self.row_loss(row, logprobs_N)
-                self.manual_backward(loss)
-                total.add(loss, sums | {"entropy": entropy_N.sum()}, len(logprobs_N))
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm).item()
-            total.add_update(norm)
-            if math.isfinite(norm):
+        for update in range(self.num_epochs):
+            for row in step.rows:
+                self.learn_row(step.step, row.to(self.device), draws, total, first=not update)
+            norms = [
+                torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm).item()
+                for parameters, _ in self.parts()
+            ]
+            total.add_update(norms)
+            if all(map(math.isfinite, norms)):
+                for parameter in self.waiting(step.step):
+                    parameter.grad = None  # for the optimizer it is not there
                 optimizer.step()
             optimizer.zero_grad()
         self._judge(step.step, total)
-        return total.means()
+        return metrics | {f"train/{name}": value for name, value in total.means().items()}
 
     def _judge(self, step: int, total: StepMeans) -> None:
         """A step of which nothing is fit to keep must not reach a checkpoint: no resume would ever leave it."""
@@ -120,113 +110,33 @@ class LearnerModule(LightningModule):
         if total.num_skipped:
             log.warning("step %d: %d updates are left out: their gradients are not finite", step, total.num_skipped)
 
-    def row_loss(self, row: TreeBatch, learner_logprobs_N: Tensor) -> tuple[Tensor, Sums]:
-        """The row's part of the loss of the step, and sums for the log."""
+    def prepare(self, step: StepBatch) -> tuple[Draws, dict[str, float]]:
+        """What the updates need to know of the step's draws, and what there is to log of it."""
+        return step.draws.to(self.device), {}
+
+    def waiting(self, step: int) -> list[nn.Parameter]:
+        """What stays as it is in this step."""
+        return []
+
+    def learn_row(self, step: int, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool) -> None:
+        """Add the row's gradient, and what there is to log of it. `first`: no update of the step has been made."""
         raise NotImplementedError
-
-
-class GrpoModule(LearnerModule):
-    """Tree GRPO."""
-
-    def __init__(self, settings: LearnerSettings, policy_folder: Path, num_steps: int) -> None:
-        super().__init__(settings, policy_folder, num_steps)
-        self.num_epochs = settings.epochs
-        self.clip = Clip(low=settings.clip_low, high=settings.clip_high, truncation=settings.truncation)
-
-    def row_loss(self, row: TreeBatch, learner_logprobs_N: Tensor) -> tuple[Tensor, Sums]:
-        """`losses.grpo_loss` of the row's sampled tokens."""
-        assert row.old_logprobs_BT is not None, "old log-probs are those of the first pass"
-        at = row.sampled_BT
-        return grpo_loss(
-            learner_logprobs_N,
-            row.old_logprobs_BT[at],
-            row.sampling_logprobs_BT[at],
-            row.advantages_BT[at],
-            row.token_weight_BT[at],
-            self.clip,
-        )
 
 
 class SftModule(LearnerModule):
     """Imitation of the sampled tokens; credit plays no part."""
 
-    def row_loss(self, row: TreeBatch, learner_logprobs_N: Tensor) -> tuple[Tensor, Sums]:
-        """`losses.sft_loss` of the row's sampled tokens."""
-        return sft_loss(learner_logprobs_N, row.token_weight_BT[row.sampled_BT])
+    def learn_row(self, step: int, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool) -> None:
+        """`losses.sft_loss` of the row's tokens."""
+        output = self.policy(row)
+        weight_N = draws.token_weight[row.draw_N]
+        loss, sums = sft_loss(output.logprobs_N, weight_N)
+        self.manual_backward(loss)
+        total.add(sums | {"entropy": output.entropy_N[weight_N > 0].sum()}, weight_N)
 
 
-def row_logprobs(
-    model: PreTrainedModel, row: TreeBatch, settings: LearnerSettings, num_token_ids: int
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (N,) of the row's sampled tokens, each predicted from the token before it on its path.
-
-    A token before a fork is read once for every child's first token. Hidden states that predict no sampled token do
-    not reach the output head.
-    """
-    hidden_BTD = model.base_model(
-        input_ids=row.input_ids_BT, position_ids=row.positions_BT, use_cache=False, tree_layout=row.layout
-    ).last_hidden_state
-    return chunked_logprobs(
-        hidden_BTD[0, row.predecessor_BT[row.sampled_BT]],
-        row.input_ids_BT[row.sampled_BT],
-        model.get_output_embeddings(),
-        temperature=row.temperature,
-        num_token_ids=num_token_ids,
-        chunk=settings.logit_chunk,
-    )
-
-
-def with_old_logprobs(row: TreeBatch, old_logprobs_N: Tensor) -> TreeBatch:
-    """`row` with its old log-probs in place."""
-    old_logprobs_BT = row.sampling_logprobs_BT.new_zeros(row.sampled_BT.shape, dtype=old_logprobs_N.dtype)
-    old_logprobs_BT[row.sampled_BT] = old_logprobs_N
-    return dataclasses.replace(row, old_logprobs_BT=old_logprobs_BT)
-
-
-def learning_rate(settings: LearnerSettings, step: int, num_steps: int) -> float:
-    """Of every update of `step`, from 0: a line up over the warm-up, then as `schedule` says."""
+def schedule_factor(settings: LearnerSettings, step: int, num_steps: int) -> float:
+    """What every learning rate of `step` is multiplied by: a line up over the warm-up, then as `schedule` says."""
     warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
     left = (num_steps - step) / num_steps if settings.schedule == "linear" else 1.0
-    return settings.lr * warm * left
-
-
-class StepMeans:
-    """Sums over rows and updates of a step, and their means per trained token."""
-
-    def __init__(self) -> None:
-        self.loss = 0.0
-        self.num_tokens = 0
-        self.norms: list[float] = []
-        """Of the gradients that were used."""
-        self.num_skipped = 0
-        self.sums: defaultdict[str, float] = defaultdict(float)
-
-    def add(self, loss: Tensor, sums: Sums, num_tokens: int) -> None:
-        """One row of one update."""
-        self.loss += loss.item()
-        self.num_tokens += num_tokens
-        for name, value in sums.items():
-            self.sums[name] = max(self.sums[name], value.item()) if _is_max(name) else self.sums[name] + value.item()
-
-    def add_update(self, grad_norm: float) -> None:
-        """One update is complete, or was left out."""
-        if math.isfinite(grad_norm):
-            self.norms.append(grad_norm)
-        else:
-            self.num_skipped += 1
-
-    def means(self) -> dict[str, float]:
-        """Loss and gradient norm per update, all else per trained token. Not before there is an update."""
-        per_token = {
-            name: value if _is_max(name) else value / max(1, self.num_tokens) for name, value in self.sums.items()
-        }
-        return {
-            "loss": self.loss / (len(self.norms) + self.num_skipped),
-            "grad_norm": sum(self.norms) / len(self.norms),
-            "skipped_updates": float(self.num_skipped),
-            **per_token,
-        }
-
-
-def _is_max(name: str) -> bool:
-    return name.endswith("_max")
+    return warm * left

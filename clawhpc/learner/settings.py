@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from clawhpc.errors import at_least
 
+Objective = Literal["clip", "cispo"]
+Ratio = Literal["token", "path"]
+Importance = Literal["truncate", "mask"]
 Normaliser = Literal["token", "rollout", "constant"]
+Backbone = Literal["own", "policy"]
 Schedule = Literal["constant", "linear"]
 Precision = Literal["32-true", "bf16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda"]
@@ -15,8 +20,79 @@ WandbMode = Literal["offline", "online", "disabled"]
 
 NUM_SEEDS = 2**32
 """Seeds are below it; numpy takes no larger ones."""
+LEAST_ROW = 16_384
+"""Tokens of a row where nothing asks for more."""
 LEAST_VOCABULARY = 265
 """Every byte, and the chat's own tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """The loss of the policy. conf/algorithm/ holds the combinations that have a name: GRPO, DAPO, GSPO, CISPO, PPO."""
+
+    objective: Objective = "clip"
+    """`clip`: a ratio that has gone too far gets no gradient (PPO). `cispo`: it is a constant, clipped, and the
+    gradient is that of the log-prob (CISPO).
+    """
+    ratio: Ratio = "token"
+    """learner/old of each `token`, or one for each conversation `path`, the geometric mean over its tokens (GSPO)."""
+    clip_low: float = 0.2
+    """A ratio below `1 - clip_low` gets no gradient that lowers it further."""
+    clip_high: float = 0.28
+    """A ratio above `1 + clip_high` gets none that raises it further (clip-higher, DAPO section 3.1)."""
+    importance: Importance = "truncate"
+    """What becomes of the weight old/sampling of a token outside of its bounds: the bound (truncated importance
+    sampling), or 0 (masked importance sampling; with a lower bound too, IcePop).
+    """
+    importance_low: float = 0.0
+    """Smallest importance weight."""
+    importance_high: float = 2.0
+    """Largest importance weight."""
+    normaliser: Normaliser = "token"
+    """What weighs the same in the loss: every trained `token`, every `rollout`, or tokens over a `constant` length."""
+    constant_tokens: int = 1024
+    """For `normaliser=constant`: the length that stands for every rollout (Dr. GRPO)."""
+    kl_coef: float = 0.0
+    """Weight of the KL divergence from the policy that the run began with; 0 leaves it, and its second model, out."""
+
+    def __post_init__(self) -> None:
+        check_choices(
+            self, {"objective": Objective, "ratio": Ratio, "importance": Importance, "normaliser": Normaliser}
+        )
+        at_least(self, clip_low=0, clip_high=0, importance_low=0, constant_tokens=1, kl_coef=0)
+        if not self.importance_high > self.importance_low:
+            raise ValueError(f"importance_high={self.importance_high}: must be more than importance_low")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """The critic of PPO; used where `credit.estimator` asks for values."""
+
+    backbone: Backbone = "own"
+    """A model of its `own`, a copy of the first policy's, or a second head on the `policy`'s."""
+    lr: float = 2e-4
+    """Peak learning rate of the critic's own parameters."""
+    value_coef: float = 0.5
+    """Weight of the value loss beside that of the policy; matters where they share a backbone."""
+    value_clip: float = 0.2
+    """A value gains nothing by moving further than this from what it was before the step, in units of normalised
+    return; 0 leaves clipping out.
+    """
+    warmup_steps: int = 0
+    """Steps in which only the critic learns."""
+    normalise_returns: bool = True
+    """Values are learned in units of the returns' running mean and std."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"backbone": Backbone})
+        at_least(self, lr=0, value_coef=0, value_clip=0, warmup_steps=0)
+
+
+def check_choices(settings: object, allowed: Mapping[str, Any]) -> None:
+    """ValueError for a value that is none of those of its `Literal`."""
+    for key, choices in allowed.items():
+        if getattr(settings, key) not in get_args(choices):
+            raise ValueError(f"{key}={getattr(settings, key)!r}: allowed are {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +110,12 @@ class LearnerSettings:
     max_grad_norm: float = 1.0
     epochs: int = 4
     """Optimizer updates per step, each over all of its tokens. The first one has a ratio of exactly 1."""
-    clip_low: float = 0.2
-    """A ratio learner/old below `1 - clip_low` gets no gradient that lowers it further."""
-    clip_high: float = 0.28
-    """A ratio above `1 + clip_high` gets none that raises it further (clip-higher, DAPO section 3.1)."""
-    truncation: float = 2.0
-    """Largest importance weight old/sampling (truncated importance sampling)."""
-    normaliser: Normaliser = "token"
-    """What weighs the same in the loss: every trained `token`, every `rollout`, or tokens over a `constant` length."""
-    constant_tokens: int = 1024
-    """For `normaliser=constant`: the length that stands for every rollout (Dr. GRPO)."""
-    token_budget: int = 16_384
-    """Most tokens in one row, each shared one counted once. A tree over it is refused and counted."""
+    loss: LossSettings = field(default_factory=LossSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    token_budget: int | None = None
+    """Most tokens in one row, each shared one counted once. A tree over it is cut at forks; a path over it is refused
+    and counted. None: the engine's context window, or 16,384 where that is less, for longer rows share more.
+    """
     logit_chunk: int = 4096
     """Trained tokens whose logits exist at a time."""
     precision: Precision = "32-true"
@@ -58,6 +128,10 @@ class LearnerSettings:
     """Threads of torch; 0 leaves torch's own choice. One is faster than two on a busy two-core machine."""
     checkpoint_every: int = 1
     """Steps between checkpoints. A resume makes the steps since the last one again, from the same data."""
+    max_staleness: int = 0
+    """A token drawn by a policy that is more steps behind than this does not train, and is counted."""
+    devices: int = 1
+    """Processes on this machine that share the learner (FSDP); each has a GPU of its own, or its share of the cores."""
     keep_checkpoints: int = 2
     """Newest checkpoints that stay; each holds weights, optimizer and random state."""
     seed: int = 0
@@ -65,28 +139,27 @@ class LearnerSettings:
     """Mode of Weights & Biases; the CSV log is always written."""
 
     def __post_init__(self) -> None:
-        for key, allowed in _ALLOWED.items():
-            if getattr(self, key) not in get_args(allowed):
-                raise ValueError(f"{key}={getattr(self, key)!r}: allowed are {', '.join(get_args(allowed))}")
-        at_least(self, lr=0, warmup_steps=0, weight_decay=0, clip_low=0, clip_high=0, num_threads=0, seed=0)
-        at_least(self, epochs=1, constant_tokens=1, token_budget=1, logit_chunk=1)
-        at_least(self, checkpoint_every=1, keep_checkpoints=1)
-        for key in ("truncation", "max_grad_norm"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key}={getattr(self, key)}: must be more than 0")
+        choices = {"schedule": Schedule, "precision": Precision, "accelerator": Accelerator, "wandb": WandbMode}
+        check_choices(self, choices)
+        at_least(self, lr=0, warmup_steps=0, weight_decay=0, num_threads=0, seed=0, max_staleness=0)
+        at_least(self, epochs=1, logit_chunk=1, devices=1, checkpoint_every=1, keep_checkpoints=1)
+        if self.token_budget is not None:
+            at_least(self, token_budget=1)
+        if not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={self.max_grad_norm}: must be more than 0")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas}: each must be at least 0 and less than 1")
         if self.seed >= NUM_SEEDS:
             raise ValueError(f"seed={self.seed}: must be less than {NUM_SEEDS}")
 
+    @property
+    def row_tokens(self) -> int:
+        """The budget of a row."""
+        return LEAST_ROW if self.token_budget is None else self.token_budget
 
-_ALLOWED = {
-    "schedule": Schedule,
-    "normaliser": Normaliser,
-    "precision": Precision,
-    "accelerator": Accelerator,
-    "wandb": WandbMode,
-}
+    def for_context(self, window: int) -> LearnerSettings:
+        """With a row that holds any conversation of `window` tokens, unless `token_budget` says otherwise."""
+        return self if self.token_budget is not None else replace(self, token_budget=max(window, LEAST_ROW))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from clawhpc.engine.render import ChatRenderer, RecordedReply
 from clawhpc.errors import LaunchError
-from clawhpc.learner.data import sequence_tree
+from clawhpc.learner.steps import sequence_tree
 from clawhpc.records import CallRecord, Conversation, Message, Outcome, Reply, RolloutRecord
 from clawhpc.tasks.families import SmallTask, Split, draw_task
 from clawhpc.tasks.oracle import carry_over, oracle_reply

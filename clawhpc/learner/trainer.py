@@ -15,7 +15,6 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from transformers import PreTrainedModel
 
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
@@ -28,8 +27,10 @@ from clawhpc.learner.callbacks import (
     list_checkpoints,
 )
 from clawhpc.learner.data import StepData, StepSource, rl_source, sft_source
-from clawhpc.learner.module import GrpoModule, LearnerModule, SftModule
+from clawhpc.learner.module import LearnerModule, SftModule
+from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import save_policy
+from clawhpc.learner.rl_module import RlModule
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.records import PolicyVersion, RolloutRecord
 from clawhpc.store import read_policy
@@ -62,7 +63,7 @@ def fit_rl(
     step k, or None to end here.
     """
     first = read_policy(policy)
-    module = GrpoModule(settings, policy, num_steps)
+    module = RlModule(settings, policy, num_steps, with_critic=credit.needs_critic)
     publish = PublishPolicy(policy_folder, first.renderer, first.thinking)
     return _fit(module, rl_source(collect, settings, credit), paths, publish=publish, names=RL_LINE, logger=logger)
 
@@ -72,20 +73,20 @@ def fit_sft(
     *,
     policy: Path,
     num_steps: int,
-    lessons: Callable[[int, PreTrainedModel], Sequence[CallTree] | None],
+    lessons: Callable[[int, TreePolicy], Sequence[CallTree] | None],
     output: Path,
     paths: LearnerPaths,
 ) -> PolicyVersion:
     """Imitate in at most `num_steps` steps, and publish the result in `output` as policy of step 0.
 
-    `lessons(k, model)` says what: the sampled tokens of its trees. It sees the model as it is before step k, and
+    `lessons(k, policy)` says what: the sampled tokens of its trees. It sees the policy as it is before step k, and
     returns None to end here. There is one update per step, whatever `settings` say.
     """
     first = read_policy(policy)
     module = SftModule(settings, policy, num_steps)
-    source = sft_source(lambda step: lessons(step, module.model), settings)
+    source = sft_source(lambda step: lessons(step, module.policy), settings)
     _fit(module, source, paths, publish=None, names=SFT_LINE)
-    return save_policy(output, module.model, policy, step=0, renderer=first.renderer, thinking=first.thinking)
+    return save_policy(output, module.policy.model, policy, step=0, renderer=first.renderer, thinking=first.thinking)
 
 
 RL_LINE = (

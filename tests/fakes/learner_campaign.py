@@ -39,8 +39,8 @@ def rollouts(step: int) -> list[RolloutRecord]:
         group = make_group(task, step=step)
         for sample in range(2):
             session = Session()
-            first = session.call((1, 2, 3, 4), reply=(rng.randrange(250), rng.randrange(250)))
-            session.call((1, 2, 3, 4), first, (9, 8), reply=(rng.randrange(250),))
+            first = session.call((1, 2, 3, 4), reply=(rng.randrange(250), rng.randrange(250)), version=step)
+            session.call((1, 2, 3, 4), first, (9, 8), reply=(rng.randrange(250),), version=step)
             records.append(make_record(group, sample, rng.choice([0.0, 0.5, 1.0]), calls=tuple(session.calls)))
     return records
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -18,14 +20,16 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from clawhpc.learner.batch import CreditedTree
-from clawhpc.learner.losses import Clip, grpo_loss
+from clawhpc.learner.batch import Draws, StepTree, TreeBatch, pack_row
+from clawhpc.learner.losses import Paths, policy_loss, value_loss
+from clawhpc.learner.networks import TreeCritic, TreePolicy
+from clawhpc.learner.settings import LossSettings
 from clawhpc.records import VersionSpan
 from clawhpc.tree.nodes import CallTree, Node
 
 VOCAB = 40
-CLIP = Clip(low=0.2, high=0.28, truncation=2.0)
 
 
 @dataclass
@@ -88,11 +92,45 @@ def random_tree(seed: int, *, depth: int, head: tuple[int, ...] = (1, 2, 3, 4, 5
     return plant(context(*tail, below=calls(depth)), rollout_id=f"r{seed}", seed=seed)
 
 
-def credit(trees: Sequence[CallTree], advantages: Sequence[float]) -> list[CreditedTree]:
-    """Token mean over all of `trees`."""
-    weight = 1 / max(1, sum(tree.num_sampled_tokens for tree in trees))
-    pairs = enumerate(zip(trees, advantages, strict=True))
-    return [CreditedTree(tree=tree, rollout=i, advantage=a, token_weight=weight) for i, (tree, a) in pairs]
+@dataclass(frozen=True)
+class Forest:
+    """The trees of a step, and what is known of their draws."""
+
+    trees: Sequence[CallTree]
+    draws: Draws
+
+    @property
+    def step_trees(self) -> list[StepTree]:
+        firsts = accumulate((tree.num_sampled_tokens for tree in self.trees), initial=0)
+        return [StepTree.of(tree, first) for tree, first in zip(self.trees, firsts, strict=False)]
+
+
+def forest(trees: Sequence[CallTree], advantages: Sequence[float] = ()) -> Forest:
+    """Each tree with one advantage, or each draw with one of its own, and of every tree the token mean."""
+    counts = [tree.num_sampled_tokens for tree in trees]
+    total = sum(counts)
+    logprobs = [value for tree in trees for node in tree.nodes for value in node.sampling_logprobs]
+    of_trees = [
+        advantage for advantage, count in zip(advantages, counts, strict=bool(advantages)) for _ in range(count)
+    ]
+    noise = torch.randn(4, total, dtype=torch.float64, generator=torch.Generator().manual_seed(total))
+    return Forest(
+        trees,
+        Draws(
+            sampling_logprobs=torch.tensor(logprobs, dtype=torch.float64),
+            token_weight=torch.full((total,), 1 / max(1, total), dtype=torch.float64),
+            advantages=torch.tensor(of_trees, dtype=torch.float64) if advantages else noise[0],
+            returns=noise[1],
+            old_values=noise[2] / 10,
+            old_logprobs=torch.zeros(total, dtype=torch.float64),
+            reference_logprobs=torch.tensor(logprobs, dtype=torch.float64) + noise[3] / 10,
+        ),
+    )
+
+
+def pack(trees: Sequence[CallTree]) -> TreeBatch:
+    """All in one row."""
+    return pack_row(forest(trees).step_trees)
 
 
 def tiny_model(kind: str = "qwen3", seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -118,78 +156,144 @@ def tiny_model(kind: str = "qwen3", seed: int = 0, dtype: torch.dtype = torch.fl
     torch.manual_seed(seed)
     model = makers[kind]()
     if dtype == torch.float64:
-        _widen_norms(model)
+        _widen(model)
         model.set_experts_implementation("eager")  # the grouped kernel has no float64
     return model.to(dtype).train()
 
 
-def _widen_norms(model: PreTrainedModel) -> None:
-    """Norms in float64: those of transformers compute in float32 whatever comes in."""
+def _widen(model: PreTrainedModel) -> None:
+    """Norms and routers in float64: those of transformers compute in float32 whatever comes in."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if hasattr(child, "variance_epsilon"):
                 setattr(module, name, torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon))
+        if isinstance(module, Qwen3MoeTopKRouter):
+            module.forward = partial(_route, module)
+
+
+def _route(router: Qwen3MoeTopKRouter, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = torch.nn.functional.linear(hidden.reshape(-1, router.hidden_dim), router.weight)
+    weights, experts = logits.softmax(-1).topk(router.top_k, dim=-1)
+    return logits, weights / weights.sum(-1, keepdim=True), experts
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A sampled token as it stands on one path: row `at`, and where it stands in the tree."""
+class TreePath:
+    """A root-to-leaf path as a row of its own."""
 
-    at: int
-    key: tuple[int, int, int]
-    """(rollout, node_id, offset)"""
-    sampling_logprob: float
+    token_ids: tuple[int, ...]
+    trained: list[int]
+    """Where in it drawn tokens stand."""
+    draws: list[int]
+    """Which of the step's draws these are."""
 
 
-def paths_of(trees: Sequence[CreditedTree]) -> list[tuple[CreditedTree, tuple[int, ...], list[Copy]]]:
-    """Every root-to-leaf path that has sampled tokens, as a plain sequence."""
+def tree_paths(forest: Forest) -> list[TreePath]:
+    """Every root-to-leaf path that has drawn tokens."""
     found = []
-    for tree in trees:
-        for leaf in tree.tree.leaves:
-            copies = [
-                Copy(node.start + offset, (tree.rollout, node.node_id, offset), node.sampling_logprobs[offset])
-                for node in (tree.tree.nodes[step] for step in tree.tree.path(leaf))
+    for step_tree in forest.step_trees:
+        tree = step_tree.tree
+        for leaf in tree.leaves:
+            nodes = [tree.nodes[step] for step in tree.path(leaf)]
+            places = [
+                (node.start + offset, step_tree.draw_of_call[node.call_id] + offset)
+                for node in nodes
                 if node.sampled
                 for offset in range(len(node.token_ids))
             ]
-            if copies:
-                found.append((tree, tree.tree.path_token_ids(leaf), copies))
+            if places:
+                found.append(TreePath(tree.path_token_ids(leaf), *map(list, zip(*places, strict=True))))
     return found
 
 
-def path_logprobs(model: PreTrainedModel, token_ids: Sequence[int], copies: Sequence[Copy]) -> Tensor:
-    """Log-probs of the sampled tokens of one path, by itself through transformers' own attention."""
-    ids = torch.tensor([token_ids])
-    logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
-    of_next = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
-    return of_next[[copy.at - 1 for copy in copies]]
-
-
-OldLogprobs = dict[tuple[int, int, int], Tensor]
-
-
 def per_path_loss(
-    model: PreTrainedModel, trees: Sequence[CreditedTree], old: OldLogprobs | None
-) -> tuple[Tensor, OldLogprobs]:
-    """GRPO as if each path were a sample: a copy has its token's credit, and its weight over the number of copies."""
-    paths = paths_of(trees)
-    num_copies = Counter(copy.key for _, _, copies in paths for copy in copies)
-    learner = [path_logprobs(model, token_ids, copies) for _, token_ids, copies in paths]
-    if old is None:
-        aligned = zip(paths, learner, strict=True)
-        old = {
-            copy.key: value.detach() for (_, _, copies), of in aligned for copy, value in zip(copies, of, strict=True)
-        }
-    loss = torch.zeros(())
-    for (tree, _, copies), of_path in zip(paths, learner, strict=True):
-        weight = torch.tensor(tree.token_weight).to(of_path)
-        term, _ = grpo_loss(
-            of_path,
-            torch.stack([old[copy.key] for copy in copies]),
-            torch.tensor([copy.sampling_logprob for copy in copies]),
-            torch.tensor(tree.advantage),
-            weight / torch.tensor([num_copies[copy.key] for copy in copies]),
-            CLIP,
+    policy: TreePolicy, critic: TreeCritic | None, forest: Forest, loss: LossSettings, *, first: bool
+) -> Tensor:
+    """As if each path were a sample, by transformers' own attention: a copy has its token's credit, and its weight over
+    the number of copies. Fills in the old log-probs of `forest` when it is the `first` update.
+    """
+    paths = tree_paths(forest)
+    num_copies = Counter(draw for path in paths for draw in path.draws)
+    outputs = [path_output(policy, path) for path in paths]
+    if first:
+        for path, (logprobs_N, _) in zip(paths, outputs, strict=True):
+            forest.draws.old_logprobs[path.draws] = logprobs_N.detach().to(forest.draws.old_logprobs)
+    total = torch.zeros(())
+    for path, (logprobs_N, values_N) in zip(paths, outputs, strict=True):
+        known = to_dtype(forest.draws.at(torch.tensor(path.draws)), logprobs_N.dtype)
+        weight_N = known.token_weight / torch.tensor([num_copies[draw] for draw in path.draws])
+        alone = Paths(
+            path_K=torch.zeros(len(path.draws), dtype=torch.long), token_K=torch.arange(len(path.draws)), num_paths=1
         )
-        loss = loss + term
-    return loss, old
+        term, _ = policy_loss(
+            logprobs_N,
+            known.old_logprobs,
+            known.sampling_logprobs,
+            known.advantages,
+            weight_N,
+            loss,
+            paths=alone if loss.ratio == "path" else None,
+            reference_logprobs_N=known.reference_logprobs,
+        )
+        if critic is not None:
+            values_N = critic.value_head(states(critic.backbone, path))
+        if values_N is not None:
+            term = term + value_loss(values_N, known.old_values, known.returns, weight_N, VALUE_CLIP)[0]
+        total = total + term
+    return total
+
+
+def path_output(policy: TreePolicy, path: TreePath) -> tuple[Tensor, Tensor | None]:
+    """Log-probs, and values where the policy has them, of the drawn tokens of one path."""
+    hidden_ND = states(policy.model.base_model, path)
+    targets = torch.tensor([path.token_ids[at] for at in path.trained])
+    logprobs_NV = policy.model.get_output_embeddings()(hidden_ND).log_softmax(-1)
+    values_N = None if policy.value_head is None else policy.value_head(hidden_ND)
+    return logprobs_NV.gather(-1, targets[:, None])[:, 0], values_N
+
+
+def states(backbone: PreTrainedModel, path: TreePath) -> Tensor:
+    """The hidden states from which the drawn tokens of a path are predicted."""
+    hidden_BTD = backbone(input_ids=torch.tensor([path.token_ids]), use_cache=False).last_hidden_state
+    return hidden_BTD[0, [at - 1 for at in path.trained]]
+
+
+def per_row_loss(
+    policy: TreePolicy,
+    critic: TreeCritic | None,
+    rows: Sequence[TreeBatch],
+    draws: Draws,
+    loss: LossSettings,
+    *,
+    first: bool,
+) -> Tensor:
+    """The same over packed rows, with the code that trains."""
+    total = torch.zeros(())
+    for row in rows:
+        output = policy(row)
+        if first:
+            draws.old_logprobs[row.draw_N] = output.logprobs_N.detach().to(draws.old_logprobs)
+        known = to_dtype(draws.at(row.draw_N), output.logprobs_N.dtype)
+        term, _ = policy_loss(
+            output.logprobs_N,
+            known.old_logprobs,
+            known.sampling_logprobs,
+            known.advantages,
+            known.token_weight,
+            loss,
+            paths=row.paths if loss.ratio == "path" else None,
+            reference_logprobs_N=known.reference_logprobs,
+        )
+        values_N = output.values_N if critic is None else critic(row)
+        if values_N is not None:
+            term = term + value_loss(values_N, known.old_values, known.returns, known.token_weight, VALUE_CLIP)[0]
+        total = total + term
+    return total
+
+
+def to_dtype(draws: Draws, dtype: torch.dtype) -> Draws:
+    found = {field.name: getattr(draws, field.name) for field in fields(draws)}
+    return Draws(**{name: None if value is None else value.to(dtype) for name, value in found.items()})
+
+
+VALUE_CLIP = 0.2

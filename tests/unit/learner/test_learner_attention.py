@@ -4,12 +4,11 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3Fo
 
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout, _blockwise_attention, masked_attention, use_tree_attention
-from clawhpc.learner.batch import pack_row
-from tests.fakes.learner_trees import context, credit, draw, plant, random_tree
+from tests.fakes.learner_trees import context, draw, pack, plant, random_tree
 
 
 def layout_of_trees(num: int, depth: int) -> TreeLayout:
-    return pack_row(credit([random_tree(seed, depth=depth) for seed in range(num)], [1.0] * num)).layout
+    return pack([random_tree(seed, depth=depth) for seed in range(num)]).layout
 
 
 def length_of(layout: TreeLayout) -> int:
@@ -18,7 +17,7 @@ def length_of(layout: TreeLayout) -> int:
 
 def test_a_row_attends_to_its_ancestors_and_itself_only() -> None:
     tree = plant(context(1, 2, below=[draw(3), draw(4, 5)]))
-    row = pack_row(credit([tree], [1.0]))
+    row = pack([tree])
     assert row.layout.mask().int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -29,7 +28,7 @@ def test_a_row_attends_to_its_ancestors_and_itself_only() -> None:
 
 
 def test_trees_of_one_row_without_common_context_do_not_see_each_other() -> None:
-    row = pack_row(credit([plant(context(1, below=[draw(2)])), plant(context(5, below=[draw(6)]))], [1.0, 1.0]))
+    row = pack([plant(context(1, below=[draw(2)])), plant(context(5, below=[draw(6)]))])
     mask = row.layout.mask()
     assert not mask[2:, :2].any()
     assert not mask[:2, 2:].any()

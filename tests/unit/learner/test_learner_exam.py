@@ -10,10 +10,11 @@ import torch
 
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
-from clawhpc.learner.data import sequence_tree
 from clawhpc.learner.exam import Exam, Gate, describe, mean_rate
+from clawhpc.learner.networks import TreePolicy, load_tree_policy
 from clawhpc.learner.policy import create_policy, load_policy, sequence_logprobs
 from clawhpc.learner.settings import LearnerSettings, PolicySettings
+from clawhpc.learner.steps import sequence_tree
 from clawhpc.learner.tokenizer import train_tokenizer
 from clawhpc.learner.traces import Skill
 from clawhpc.tree.nodes import CallTree
@@ -41,8 +42,8 @@ def test_a_pass_rate_is_the_mean_probability_of_all_replies_of_a_task(policy: Pa
     rng = random.Random(0)
     trees = {CREATE: [two_replies(rng) for _ in range(5)], RELAY: [two_replies(rng) for _ in range(3)]}
     model = load_policy(policy)
-    exam = Exam(trees=trees, settings=LearnerSettings(token_budget=20), num_token_ids=model.config.vocab_size)
-    rates = exam.pass_rates(model)
+    taught = TreePolicy(model, num_token_ids=model.config.vocab_size, logit_chunk=99, with_values=False)
+    rates = Exam(trees=trees, settings=LearnerSettings(token_budget=20)).pass_rates(taught)
     for skill, of_skill in trees.items():
         expected = []
         for tree in of_skill:
@@ -58,16 +59,15 @@ def test_a_pass_rate_is_how_often_sampling_draws_the_reply(policy: Path) -> None
     draws = torch.multinomial(logits_V.softmax(-1), 4000, replacement=True, generator=torch.Generator().manual_seed(0))
     token, count = Counter(draws.tolist()).most_common(1)[0]
     tree = sequence_tree("tree", [1, 2, token], [False, False, True])
-    rate = Exam(trees={CREATE: [tree]}, settings=LearnerSettings(), num_token_ids=265).pass_rates(model)[CREATE]
+    exam = Exam(trees={CREATE: [tree]}, settings=LearnerSettings())
+    rate = exam.pass_rates(load_tree_policy(policy, LearnerSettings()))[CREATE]
     assert rate == pytest.approx(count / 4000, abs=0.03)
 
 
 def test_a_conversation_over_the_token_budget_is_the_users_to_mend(policy: Path) -> None:
-    exam = Exam(
-        trees={CREATE: [two_replies(random.Random(0))]}, settings=LearnerSettings(token_budget=7), num_token_ids=265
-    )
+    exam = Exam(trees={CREATE: [two_replies(random.Random(0))]}, settings=LearnerSettings(token_budget=7))
     with pytest.raises(UserError, match=r"learner\.token_budget=7"):
-        exam.pass_rates(load_policy(policy))
+        exam.pass_rates(load_tree_policy(policy, LearnerSettings()))
 
 
 @pytest.mark.parametrize(

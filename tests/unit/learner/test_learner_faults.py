@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
-from clawhpc.learner.batch import TreeBatch
+from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.callbacks import list_checkpoints
 from clawhpc.learner.data import rl_source
-from clawhpc.learner.losses import Sums
-from clawhpc.learner.module import GrpoModule
+from clawhpc.learner.means import StepMeans
 from clawhpc.learner.policy import load_policy
+from clawhpc.learner.rl_module import RlModule
 from clawhpc.learner.trainer import LearnerPaths, _fit
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord
@@ -26,21 +25,22 @@ from tests.fakes.disk import largest_file
 from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, equal, rollouts, rows_of, with_logprobs
 
 
-class Faulty(GrpoModule):
-    """The loss of every update but the first is not a number."""
+class Faulty(RlModule):
+    """The gradient of every update but the first is not a number."""
 
-    def row_loss(self, row: TreeBatch, learner_logprobs_N: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-        loss, sums = super().row_loss(row, learner_logprobs_N)
-        first = bool((learner_logprobs_N.detach() == row.old_logprobs_BT[row.sampled_BT]).all())
-        return (loss if first else loss * math.nan), sums
+    def learn_row(self, step: int, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool) -> None:
+        super().learn_row(step, row, draws, total, first=first)
+        if not first:
+            for parameter in self.parameters():
+                parameter.grad *= math.nan
 
 
 def test_an_update_whose_gradient_is_not_finite_leaves_no_trace_and_is_counted(policy: Path, tmp_path: Path) -> None:
     weights = []
-    for module in (Faulty(SETTINGS, policy, 1), GrpoModule(replace(SETTINGS, epochs=1), policy, 1)):
+    for module in (Faulty(SETTINGS, policy, 1), RlModule(replace(SETTINGS, epochs=1), policy, 1)):
         paths = LearnerPaths(checkpoints=tmp_path / type(module).__name__, metrics=tmp_path / type(module).__name__)
         _fit(module, rl_source(rollouts, SETTINGS, CreditSettings()), paths, publish=None, names=())
-        weights.append(module.model.state_dict())
+        weights.append(module.policy.model.state_dict())
     assert equal(*weights)
     with (tmp_path / "Faulty" / "metrics.csv").open() as file:
         (row,) = csv.DictReader(file)

@@ -4,7 +4,14 @@ import sys
 
 import pytest
 
-from clawhpc.learner.settings import LEAST_VOCABULARY, ColdStartSettings, LearnerSettings, PolicySettings
+from clawhpc.learner.settings import (
+    LEAST_VOCABULARY,
+    ColdStartSettings,
+    CriticSettings,
+    LearnerSettings,
+    LossSettings,
+    PolicySettings,
+)
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS
 
 
@@ -18,15 +25,14 @@ def test_settings_import_no_torch() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"normaliser": "words"}, "normaliser='words': allowed are token, rollout, constant"),
         ({"precision": "16-true"}, "precision"),
         ({"accelerator": "gpuu"}, "accelerator='gpuu': allowed are auto, cpu, cuda"),
         ({"epochs": 0}, "epochs=0: must be at least 1"),
-        ({"truncation": 0.0}, "truncation"),
+        ({"token_budget": 0}, "token_budget=0: must be at least 1"),
+        ({"devices": 0}, "devices=0"),
         ({"max_grad_norm": math.nan}, "max_grad_norm"),
         ({"lr": -1.0}, "lr=-1.0: must be at least 0"),
         ({"lr": math.nan}, "lr=nan"),
-        ({"clip_high": -1.0}, "clip_high=-1.0"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"num_threads": -1}, "num_threads"),
@@ -37,6 +43,34 @@ def test_settings_import_no_torch() -> None:
 def test_a_wrong_value_is_refused_with_its_key_and_what_is_allowed(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LearnerSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"normaliser": "words"}, "normaliser='words': allowed are token, rollout, constant"),
+        ({"objective": "reinforce"}, "objective='reinforce': allowed are clip, cispo"),
+        ({"clip_high": -1.0}, "clip_high=-1.0"),
+        ({"importance_low": 2.0}, "importance_high=2.0: must be more than importance_low"),
+        ({"importance_high": math.nan}, "importance_high"),
+        ({"kl_coef": -0.1}, "kl_coef"),
+    ],
+)
+def test_a_loss_that_cannot_be_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LossSettings(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"backbone": "mine"}, {"value_clip": math.nan}, {"warmup_steps": -1}])
+def test_a_critic_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        CriticSettings(**wrong)
+
+
+def test_a_row_holds_any_conversation_of_the_engine_unless_it_is_told_otherwise() -> None:
+    assert LearnerSettings().row_tokens == LearnerSettings().for_context(2048).row_tokens == 16_384
+    assert LearnerSettings().for_context(65_536).row_tokens == 65_536
+    assert LearnerSettings(token_budget=4096).for_context(65_536).row_tokens == 4096
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.callbacks import list_checkpoints
-from clawhpc.learner.data import sequence_tree
 from clawhpc.learner.policy import load_policy
+from clawhpc.learner.steps import sequence_tree
 from clawhpc.learner.trainer import LearnerPaths, fit_sft
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
@@ -213,7 +213,7 @@ class Bandit:
             replies = torch.multinomial(logprobs.exp(), group.num_samples, replacement=True, generator=generator)
             for sample, reply in enumerate(replies.tolist()):
                 session = Session()
-                session.call(prompt, reply=(reply,))
+                session.call(prompt, reply=(reply,), version=step)
                 calls = (with_logprobs(session.calls[0], (float(logprobs[reply]),)),)
                 # Partial credit: the first draws of a fresh policy are never right.
                 records.append(make_record(group, sample, 1 - abs(reply - task) / 300, calls=calls))

@@ -3,13 +3,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
-from clawhpc.learner.data import StepBatch, _prune, build_rl_step, build_sft_step, sequence_tree
-from clawhpc.learner.settings import LearnerSettings, Normaliser
+from clawhpc.learner.settings import LearnerSettings, LossSettings, Normaliser
+from clawhpc.learner.steps import StepBatch, _prune, build_rl_step, build_sft_step, sequence_tree
 from clawhpc.records import CallRole, Outcome, RolloutRecord
 from tests.fakes.learner_trees import context, draw, plant
 from tests.fakes.records import make_group, make_record
@@ -19,10 +20,12 @@ SETTINGS = LearnerSettings()
 STEP = 5
 
 
-def rollout(task: str, sample: int, reward: float | None, *, num_calls: int = 2, version: int = STEP) -> RolloutRecord:
+def rollout(
+    task: str, sample: int, reward: float | None, *, num_calls: int = 2, version: int = STEP, prompt: int = 4
+) -> RolloutRecord:
     """Each call draws two tokens; the first prompt has four, each later one three more of its own."""
     session = Session()
-    history: tuple[tuple[int, ...] | int, ...] = ((1, 2, 3, 4),)
+    history: tuple[tuple[int, ...] | int, ...] = (tuple(range(1, prompt + 1)),)
     for at in range(num_calls):
         history += (session.call(*history, reply=(7, sample), version=version), (5, 6, at))
     return make_record(make_group(task, step=STEP), sample, reward, calls=tuple(session.calls))
@@ -32,26 +35,23 @@ def step(records: Sequence[RolloutRecord], settings: LearnerSettings = SETTINGS)
     return build_rl_step(STEP, records, settings, CreditSettings())
 
 
-def weights_by_rollout(batch: StepBatch) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for row in batch.rows:
-        at = row.sampled_BT
-        for rollout_index, weight in zip(row.rollout_BT[at].tolist(), row.token_weight_BT[at].tolist(), strict=True):
-            found.setdefault(rollout_index, []).append(weight)
-    return found
+def weights_by_rollout(batch: StepBatch) -> list[list[float]]:
+    """Of the rollouts that are computed: the runs of draws that share an advantage of their own."""
+    pairs = zip(batch.draws.advantages.tolist(), batch.draws.token_weight.tolist(), strict=True)
+    return [[weight for _, weight in run] for _, run in groupby(pairs, key=lambda pair: pair[0])]
 
 
 def test_rollouts_without_credit_are_not_computed_but_count_in_the_denominator() -> None:
     batch = step([rollout("a", 0, 1.0), rollout("a", 1, 0.0), rollout("b", 0, 1.0), rollout("b", 1, 1.0)])
-    assert weights_by_rollout(batch) == {0: [pytest.approx(1 / 16)] * 4, 1: [pytest.approx(1 / 16)] * 4}
+    assert weights_by_rollout(batch) == [[pytest.approx(1 / 16)] * 4] * 2
     assert batch.metrics["train/no_credit_share"] == 0.5
     assert batch.metrics["credit/skipped_no_spread"] == 1
 
 
 def test_every_rollout_weighs_the_same_per_rollout_whatever_its_calls() -> None:
     records = [rollout("a", 0, 1.0, num_calls=1), rollout("a", 1, 0.0, num_calls=4)]
-    weights = weights_by_rollout(step(records, replace(SETTINGS, normaliser="rollout")))
-    assert [sum(weights[index]) for index in (0, 1)] == [pytest.approx(0.5)] * 2
+    weights = weights_by_rollout(step(records, replace(SETTINGS, loss=LossSettings(normaliser="rollout"))))
+    assert [sum(of_rollout) for of_rollout in weights] == [pytest.approx(0.5)] * 2
 
 
 def test_a_failure_of_the_machine_has_no_part_in_anything() -> None:
@@ -73,34 +73,49 @@ def test_a_record_that_is_text_only_is_refused_named_and_counted(caplog: pytest.
     assert "text-only" in caplog.text
 
 
-def test_a_tree_over_the_budget_is_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_over_the_budget_are_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     records = [rollout("a", 0, 1.0), rollout("a", 1, 0.0, num_calls=9)]
     with caplog.at_level(logging.WARNING):
         batch = step(records, replace(SETTINGS, token_budget=20))
-    assert batch.metrics["tree/over_budget"] == 1
-    assert records[1].rollout_id in caplog.text
-    assert set(weights_by_rollout(batch)) == {0}
+    assert batch.metrics["tree/over_budget"] == 6
+    assert f"{records[1].rollout_id}: 6 of its 9 calls do not train" in caplog.text
+    assert [len(weights) for weights in weights_by_rollout(batch)] == [2 * 2, 3 * 2]
+
+
+def test_a_ratio_per_path_needs_all_of_a_tree_in_one_row() -> None:
+    forked = Session()
+    for reply in ((7, 8), (9, 8)):
+        forked.call((1, 2, 3, 4), forked.call((1, 2, 3, 4, 5), reply=reply, version=STEP), reply=(3,), version=STEP)
+    records = [
+        make_record(make_group("a", step=STEP), 0, 1.0, calls=tuple(forked.calls)),
+        rollout("a", 1, 0.0, num_calls=1),
+    ]
+    settings = replace(SETTINGS, token_budget=10)
+    assert step(records, settings).metrics["tree/over_budget"] == 0
+    by_path = step(records, replace(settings, loss=LossSettings(ratio="path")))
+    assert by_path.metrics["tree/over_budget"] == 4
+    assert [row.paths.num_paths for row in by_path.rows] == [1]
 
 
 @pytest.mark.parametrize("normaliser", ["token", "rollout", "constant"])
-def test_a_tree_over_the_budget_takes_no_share_of_the_loss(normaliser: Normaliser) -> None:
-    settings = replace(SETTINGS, token_budget=20, normaliser=normaliser)
+def test_calls_over_the_budget_take_no_share_of_the_loss(normaliser: Normaliser) -> None:
+    settings = replace(SETTINGS, token_budget=20, loss=LossSettings(normaliser=normaliser))
     small = [rollout("a", 0, 1.0), rollout("a", 1, 0.0)]
     weights = weights_by_rollout(step([*small, rollout("a", 2, 0.0, num_calls=9)], settings))
-    assert weights == weights_by_rollout(step(small, settings))
+    assert weights == weights_by_rollout(step([*small, rollout("a", 2, 0.0, num_calls=3)], settings))
 
 
 def test_a_budget_that_no_tree_of_a_step_fits_into_is_the_users_to_mend() -> None:
-    settings = replace(SETTINGS, token_budget=10)
-    small = rollout("a", 0, 1.0)
-    message = r"learner\.token_budget=10: .*the smallest has 11 tokens"
+    settings = replace(SETTINGS, token_budget=6)
+    small = rollout("a", 0, 1.0, prompt=5)
+    message = r"learner\.token_budget=6: .*the shortest has 7 tokens"
     with pytest.raises(UserError, match=message):
-        step([small, rollout("a", 1, 0.0, num_calls=9)], settings)
-    assert step([small, rollout("a", 1, 1.0)], settings).rows == ()  # without spread it would teach nothing anyway
+        step([small, rollout("a", 1, 0.0, prompt=6)], settings)
+    assert step([small, rollout("a", 1, 1.0, prompt=6)], settings).rows == ()  # without spread it would teach nothing
     with pytest.raises(UserError, match=message):
-        build_sft_step(0, [_prune(small).tree], settings)
+        build_sft_step(0, [_prune(small, CreditSettings()).tree], settings)
     with pytest.raises(UserError, match=message):
-        step([small, rollout("a", 1, 0.0, num_calls=9), rollout("b", 0, 1.0, num_calls=1)], settings)
+        step([small, rollout("a", 1, 0.0, prompt=6), rollout("b", 0, 1.0, num_calls=1)], settings)
 
 
 def test_a_rollout_that_drew_nothing_is_counted_and_stays_in_the_baseline() -> None:
@@ -108,22 +123,26 @@ def test_a_rollout_that_drew_nothing_is_counted_and_stays_in_the_baseline() -> N
     batch = step([rollout("a", 0, 1.0), silent])
     assert batch.metrics["tree/without_draws"] == 1
     assert batch.metrics["train/reward"] == 0.5
-    assert set(weights_by_rollout(batch)) == {0}
+    assert len(weights_by_rollout(batch)) == 1
 
 
 def test_calls_of_other_roles_do_not_train() -> None:
     session = Session()
-    session.call((1, 2, 3), reply=(7, 8))
-    session.call((4, 4), reply=(9,), role=CallRole.SIDE)
+    session.call((1, 2, 3), reply=(7, 8), version=STEP)
+    session.call((4, 4), reply=(9,), role=CallRole.SIDE, version=STEP)
     titled = make_record(make_group("a", step=STEP), 0, 1.0, calls=tuple(session.calls))
     batch = step([titled, rollout("a", 1, 0.0)])
     assert len(weights_by_rollout(batch)[0]) == 2
     assert batch.metrics["tree/dropped_role"] == 1
 
 
-def test_the_age_of_the_oldest_draw_is_logged() -> None:
-    batch = step([rollout("a", 0, 1.0, version=STEP - 2), rollout("a", 1, 0.0)])
+def test_draws_that_are_staler_than_allowed_do_not_train_and_are_counted() -> None:
+    records = [rollout("a", 0, 1.0, version=STEP - 1), rollout("a", 1, 0.0), rollout("a", 2, 0.0, version=STEP - 2)]
+    batch = step(records, replace(SETTINGS, max_staleness=1))
     assert batch.metrics["train/staleness_max"] == 2
+    assert batch.metrics["train/stale_tokens"] == 4
+    assert batch.draws.token_weight.tolist() == [pytest.approx(1 / 8)] * 8 + [0.0] * 4
+    assert step(records).metrics["train/stale_tokens"] == 8
 
 
 def test_log_probs_are_of_the_temperature_that_the_rollouts_were_drawn_at() -> None:
@@ -165,9 +184,9 @@ def test_a_plain_sequence_trains_where_it_is_told_to() -> None:
         ((5,), True, 4),
     ]
     row = build_sft_step(0, [tree], SETTINGS).rows[0]
-    assert row.sampled_BT.tolist() == [[False, True, True, False, True]]
+    assert row.trained_N.tolist() == [1, 2, 4]
 
 
 def test_imitation_takes_every_tree_that_has_a_draw() -> None:
     batch = build_sft_step(0, [plant(context(1, below=[draw(2)])), plant(context(1))], SETTINGS)
-    assert weights_by_rollout(batch) == {0: [1.0]}
+    assert batch.draws.token_weight.tolist() == [1.0]

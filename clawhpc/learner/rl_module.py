@@ -1,0 +1,149 @@
+"""Reinforcement learning on the rows of a step: the GRPO family, and PPO with a critic.
+
+The forward pass of the first update is by the policy before the update, so its log-probs are the old log-probs, and its
+ratio learner/old is exactly 1: no pass is made for them alone. Values, and log-probs by a reference policy, are found
+in a pass without gradient before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clawhpc.learner.batch import Draws, TreeBatch
+from clawhpc.learner.losses import Sums, policy_loss, value_loss
+from clawhpc.learner.means import StepMeans
+from clawhpc.learner.module import LearnerModule
+from clawhpc.learner.networks import TreeCritic, TreePolicy, load_tree_critic, load_tree_policy
+from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.steps import StepBatch
+from clawhpc.learner.value_scale import ReturnScale, moments
+
+
+class RlModule(LearnerModule):
+    """Reinforcement learning on trees: the GRPO family, and PPO with a critic."""
+
+    critic: TreeCritic | None
+    """One with a backbone of its own; once Lightning has called `configure_model`."""
+    reference: Sequence[TreePolicy] = ()
+    """The policy that the run began with, where there is a KL term: in a tuple, it is part of no checkpoint."""
+
+    def __init__(
+        self, settings: LearnerSettings, policy_folder: Path, num_steps: int, *, with_critic: bool = False
+    ) -> None:
+        super().__init__(settings, policy_folder, num_steps)
+        self.num_epochs = settings.epochs
+        self.with_critic = with_critic
+        self.scale = ReturnScale(enabled=settings.critic.normalise_returns)
+
+    def configure_model(self) -> None:
+        """Load the policy; beside it, where they are asked for, a critic and the policy that the run began with."""
+        if hasattr(self, "policy"):
+            return
+        shared = self.with_critic and self.settings.critic.backbone == "policy"
+        self.policy = load_tree_policy(self.policy_folder, self.settings, with_values=shared)
+        self.critic = load_tree_critic(self.policy_folder, self.settings) if self.with_critic and not shared else None
+        if self.settings.loss.kl_coef:
+            self.reference = (load_tree_policy(self.policy_folder, self.settings).requires_grad_(False),)
+
+    def parts(self) -> list[tuple[list[nn.Parameter], float]]:
+        """The policy's own parameters; those that only the critic has."""
+        of_critic = [module for module in (self.policy.value_head, self.critic) if module is not None]
+        values = [parameter for module in of_critic for parameter in module.parameters()]
+        theirs = set(values)
+        own = [parameter for parameter in self.policy.parameters() if parameter not in theirs]
+        return [(own, self.settings.lr), *([(values, self.settings.critic.lr)] if values else [])]
+
+    def policy_waits(self, step: int) -> bool:
+        """In the steps in which only the critic learns."""
+        return self.with_critic and step < self.settings.critic.warmup_steps
+
+    def waiting(self, step: int) -> list[nn.Parameter]:
+        """The policy, where only the critic learns."""
+        return self.parts()[0][0] if self.policy_waits(step) else []
+
+    @torch.no_grad()
+    def prepare(self, step: StepBatch) -> tuple[Draws, dict[str, float]]:
+        """With a critic, a pass over all rows finds its values, and from them the credit.
+
+        Old log-probs are left to the first update, whose pass is by the policy before the update too.
+        """
+        draws = step.draws.to(self.device)
+        unknown_M = torch.zeros_like(draws.sampling_logprobs)
+        draws = dataclasses.replace(draws, old_logprobs=unknown_M)
+        if self.reference:
+            draws = dataclasses.replace(draws, reference_logprobs=self._pass(step, self._reference_of))
+        if not self.with_critic:
+            return draws, {}
+        values_M = self._pass(step, self._values_of)
+        assert step.credit is not None, "rollouts have rewards"
+        credit = step.credit(self.scale.restore(values_M).double().cpu().numpy())
+        returns_M = torch.from_numpy(credit.returns).to(values_M)
+        self.scale.update(moments(returns_M))
+        return dataclasses.replace(
+            draws,
+            advantages=torch.from_numpy(credit.advantages).to(values_M),
+            returns=self.scale.normalise(returns_M),
+            old_values=values_M,
+        ), credit.metrics
+
+    def _pass(self, step: StepBatch, of_row: Callable[[TreeBatch], Tensor]) -> Tensor:
+        """(M,): what `of_row` says of each row's tokens."""
+        found_M = torch.zeros(len(step.draws), device=self.device)
+        for row in (row.to(self.device) for row in step.rows):
+            found_M[row.draw_N] = of_row(row).to(found_M)
+        return found_M
+
+    def _values_of(self, row: TreeBatch) -> Tensor:
+        values_N = self.policy(row).values_N if self.critic is None else self.critic(row)
+        assert values_N is not None, "the policy has a value head"
+        return values_N
+
+    def _reference_of(self, row: TreeBatch) -> Tensor:
+        return self.reference[0](row).logprobs_N
+
+    def learn_row(self, step: int, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool) -> None:
+        """`losses.policy_loss` and `losses.value_loss` of the row's tokens, each where it is learned in this step."""
+        waits = self.policy_waits(step)
+        if self.critic is None or not waits:
+            self._learn_policy(row, draws, total, first=first, values_only=waits)
+        if self.critic is not None:
+            known = draws.at(row.draw_N)
+            loss, sums = self._value_loss(self.critic(row), known)
+            self.manual_backward(loss)
+            total.add(sums, known.token_weight)
+
+    def _learn_policy(self, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool, values_only: bool) -> None:
+        output = self.policy(row)
+        assert draws.old_logprobs is not None, "prepared"
+        if first:
+            draws.old_logprobs[row.draw_N] = output.logprobs_N.detach().to(draws.old_logprobs)
+        known = draws.at(row.draw_N)
+        assert known.old_logprobs is not None, "prepared"
+        loss, sums = policy_loss(
+            output.logprobs_N,
+            known.old_logprobs,
+            known.sampling_logprobs,
+            known.advantages,
+            known.token_weight,
+            self.settings.loss,
+            paths=row.paths,
+            reference_logprobs_N=known.reference_logprobs,
+        )
+        if output.values_N is not None:
+            of_values, more = self._value_loss(output.values_N, known)
+            loss, sums = of_values if values_only else loss + of_values, sums | more
+        self.manual_backward(loss)
+        entropy = output.entropy_N[known.token_weight > 0].sum()
+        total.add(sums | {"entropy": entropy}, known.token_weight)
+
+    def _value_loss(self, values_N: Tensor, known: Draws) -> tuple[Tensor, Sums]:
+        assert known.old_values is not None, "prepared"
+        assert known.returns is not None, "prepared"
+        settings = self.settings.critic
+        loss, sums = value_loss(values_N, known.old_values, known.returns, known.token_weight, settings.value_clip)
+        return settings.value_coef * loss, sums
