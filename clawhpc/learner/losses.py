@@ -215,52 +215,6 @@ def _only(where: Tensor, value: Tensor) -> Tensor:
     return value.where(where, value.new_zeros(()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clip:
-    """How far a token may move the policy."""
-
-    low: float
-    high: float
-    truncation: float
-    """Largest importance weight old/sampling."""
-
-
-def grpo_loss(
-    learner_logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    sampling_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    token_weight_N: Tensor,
-    clip: Clip,
-) -> tuple[Tensor, Sums]:
-    """The clipped policy-gradient loss of a row, corrected for what the engine's distribution differs by.
-
-        sum over tokens of  - weight * min(old/sampling, truncation) * min(r A, clip(r, 1 - low, 1 + high) A)
-
-    with r = learner/old. The first factor is a constant: it corrects for tokens drawn by other weights or numerics
-    (truncated importance sampling), while r measures how far this update has gone. PPO (arXiv 1707.06347) eq. 7,
-    clip-higher: DAPO (arXiv 2503.14476) eq. 8.
-    """
-    drift_N = old_logprobs_N - sampling_logprobs_N
-    importance_N = drift_N.exp().clamp(max=clip.truncation)
-    log_ratio_N = learner_logprobs_N - old_logprobs_N
-    ratio_N = log_ratio_N.exp()
-    clipped_N = ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
-    gain_N = torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
-    loss = -(token_weight_N * importance_N * gain_N).sum()
-    with torch.no_grad():
-        sums = {
-            "loss": loss.detach(),
-            "clip_share": (clipped_N * advantages_N < ratio_N * advantages_N).sum(),
-            "update_kl": k3(log_ratio_N).sum(),
-            "truncated_share": (drift_N.exp() > clip.truncation).sum(),
-            "sampling_kl": k3(drift_N).sum(),
-            "sampling_gap": drift_N.abs().sum(),
-            "sampling_gap_max": drift_N.abs().max() if len(drift_N) else drift_N.new_zeros(()),
-        }
-    return loss, sums
-
-
 def sft_loss(learner_logprobs_N: Tensor, token_weight_N: Tensor) -> tuple[Tensor, Sums]:
     """Cross-entropy of a row: minus the weighted sum of the log-probs."""
     loss = -(token_weight_N * learner_logprobs_N).sum()

@@ -8,8 +8,8 @@ Shapes: B rows (1), T tokens of the row, N tokens of the row that train, D hidde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,8 @@ from clawhpc.learner.policy import load_policy
 from clawhpc.learner.settings import LearnerSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowOutput:
-    """What the policy says of a row's trained tokens; (N,) tensors in fp32 or wider."""
+class RowOutput(NamedTuple):
+    """What the policy says of a row's trained tokens; (N,) tensors in fp32 or wider. A tuple: FSDP looks into those."""
 
     logprobs_N: Tensor
     entropy_N: Tensor

@@ -83,7 +83,7 @@ class RlModule(LearnerModule):
         assert step.credit is not None, "rollouts have rewards"
         credit = step.credit(self.scale.restore(values_M).double().cpu().numpy())
         returns_M = torch.from_numpy(credit.returns).to(values_M)
-        self.scale.update(moments(returns_M))
+        self.scale.update(*moments(returns_M))
         return dataclasses.replace(
             draws,
             advantages=torch.from_numpy(credit.advantages).to(values_M),
