@@ -10,7 +10,7 @@ from clawhpc.serve.settings import EngineSettings
 EXTENSION = "clawhpc.serve.extension"
 PROGRAM = f"""
 import gc
-from clawhpc.serve.process import die_with_parent
+from clawhpc.ledger.parent import die_with_parent
 die_with_parent()
 gc.disable()
 from {EXTENSION} import main

@@ -19,8 +19,8 @@ from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
+from clawhpc.ledger.parent import die_with_parent
 from clawhpc.serve.command import NUM_TOKEN_IDS_KEY
-from clawhpc.serve.process import die_with_parent
 
 
 class PolicyLoader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,13 +14,6 @@ from anyio.abc import Process
 
 REAP_S = 2.0
 """For the kernel to take away what was killed."""
-PR_SET_PDEATHSIG = 1
-"""From <sys/prctl.h>."""
-
-
-def die_with_parent() -> None:
-    """From now on the kernel kills this process when the thread that started it ends, and so when its process does."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @asynccontextmanager

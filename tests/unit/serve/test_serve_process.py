@@ -57,7 +57,7 @@ async def test_a_family_whose_head_has_died_is_killed(tmp_path: Path) -> None:
 
 async def test_a_process_that_has_said_so_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
-        "from clawhpc.serve.process import *; import os; die_with_parent(); print(os.getpid(), flush=1); os.read(0, 1)"
+        "from clawhpc.ledger.parent import *; import os; die_with_parent(); print(os.getpid(), flush=1); os.read(0, 1)"
     )
     log = tmp_path / "log"
     command = ["bash", "-c", f'sleep 1000 | "{sys.executable}" -c "{program}"; true']

@@ -1,0 +1,163 @@
+"""Networks in shards, one on each rank: FSDP2 through Lightning's ModelParallelStrategy.
+
+A checkpoint is one file that rank 0 writes, the same whatever the number of ranks, so a run may go on with another
+number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from clawhpc.learner.ranks import Ranks
+
+
+def shard(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Leave on each rank of `mesh` its part of every parameter; a gradient is the sum over all ranks.
+
+    `network` is to be called as a whole, on all ranks at once: its layers are gathered one at a time, and all else
+    around them. What it returns must be tensors, or tuples of them, and no view of another tensor.
+    """
+    for module in list(network.modules()):
+        if isinstance(module, GradientCheckpointingLayer):  # transformers' word for a layer of a backbone
+            fully_shard(module, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the weights of the loss have the step's denominator already
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def full_weights(module: nn.Module, ranks: Ranks) -> dict[str, Tensor]:
+    """On rank 0 the parameters of `module` whole, on the CPU, a tied one once; on the others nothing. All must call."""
+    shards = module.state_dict()
+    return _known({name: full_tensor(shards[name], ranks) for name, _ in module.named_parameters()})
+
+
+def full_tensor(tensor: Tensor, ranks: Ranks) -> Tensor | None:
+    """On rank 0 the whole of a tensor, on the CPU; None on the others."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.cpu() if ranks.first else None
+
+
+def _known(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _like(whole: Tensor, example: Tensor) -> Tensor:
+    """`whole` on the device of `example`, and in shards if that is."""
+    moved = whole.to(example.device)
+    if not isinstance(example, DTensor):
+        return moved
+    return distribute_tensor(moved, example.device_mesh, example.placements, src_data_rank=None)  # all have the whole
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """FSDP2 over all ranks of a group that exists already, with checkpoints as one process writes them.
+
+    Lightning's own save and load go through torch.distributed.checkpoint, which gives an optimizer without a state one
+    by a step with zero gradients: where a step had nothing to teach, one rank and two would differ after it.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(data_parallel_size=ranks.size, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        self._ranks = ranks
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """On rank 0 whole, on the others empty."""
+        assert self.model is not None
+        return _known({name: full_tensor(value, self._ranks) for name, value in self.model.state_dict().items()})
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """As of one process: by the number of the parameter."""
+        packed = optimizer.state_dict()
+        state = {
+            number: _known({name: full_tensor(value, self._ranks) for name, value in slots.items()})
+            for number, slots in packed["state"].items()
+        }
+        return packed | {"state": state}
+
+    @torch.no_grad()
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Each rank reads its part of the file."""
+        checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=weights_only)
+        assert self.model is not None
+        weights = checkpoint.pop("state_dict")
+        for name, value in self.model.state_dict().items():
+            value.copy_(_like(weights[name], value))
+        for optimizer, packed in zip(self.optimizers, checkpoint.pop("optimizer_states"), strict=True):
+            _load_optimizer(optimizer, packed)
+        return checkpoint
+
+
+def _load_optimizer(optimizer: Optimizer, packed: dict[str, Any]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in packed["param_groups"] for number in group["params"]]
+    parameter_of = dict(zip(numbers, parameters, strict=True))
+    state = {
+        number: {name: _slot(value, parameter_of[number]) for name, value in slots.items()}
+        for number, slots in packed["state"].items()
+    }
+    optimizer.load_state_dict(packed | {"state": state})
+
+
+def _slot(value: Tensor, parameter: Tensor) -> Tensor:
+    """AdamW keeps two moments for each element of a parameter, and a count for all."""
+    return _like(value, parameter) if value.shape == parameter.shape else value
+
+
+class RankEnvironment(ClusterEnvironment):
+    """Tells Lightning which rank this is. All ranks are there, and have met."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    creates_processes_externally = True
+
+    @property
+    def main_address(self) -> str:
+        """Not asked for where the group exists."""
+        raise NotImplementedError
+
+    @property
+    def main_port(self) -> int:
+        """Not asked for where the group exists."""
+        raise NotImplementedError
+
+    @staticmethod
+    def detect() -> bool:
+        """It is given, never guessed."""
+        return False
+
+    def world_size(self) -> int:
+        """Ranks on all hosts."""
+        return self._ranks.size
+
+    def set_world_size(self, size: int) -> None:
+        """It is given."""
+
+    def global_rank(self) -> int:
+        """Among those on all hosts."""
+        return self._ranks.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is given."""
+
+    def local_rank(self) -> int:
+        """On this host."""
+        return self._ranks.rank
+
+    def node_rank(self) -> int:
+        """All ranks are on one host."""
+        return 0
