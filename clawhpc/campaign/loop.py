@@ -17,6 +17,7 @@ import csv
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
@@ -76,7 +77,7 @@ class Campaign:
                 credit,
                 policy=self.paths.policy(0),
                 num_steps=self._settings.num_steps,
-                collect=self.collect,
+                collect=partial(self.collect, max_staleness=learner.max_staleness),
                 policy_folder=self.paths.policy,
                 paths=LearnerPaths(checkpoints=self.paths.checkpoints, metrics=self.paths.metrics),
                 logger=logger,

@@ -129,7 +129,9 @@ class LearnerSettings:
     checkpoint_every: int = 1
     """Steps between checkpoints. A resume makes the steps since the last one again, from the same data."""
     max_staleness: int = 0
-    """A token drawn by a policy that is more steps behind than this does not train, and is counted."""
+    """Steps that the policy which draws is behind the one that is updated. 0: a step is collected after the one before
+    it is learned. 1: while that is learned. A token of an older policy does not train, and is counted.
+    """
     devices: int = 1
     """Processes on this machine that share the learner (FSDP); each has a GPU of its own, or its share of the cores."""
     keep_checkpoints: int = 2

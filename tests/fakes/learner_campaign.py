@@ -21,14 +21,11 @@ from clawhpc.records import CallRecord, RolloutRecord
 from clawhpc.store import read_policy
 from tests.fakes.records import make_group, make_record
 from tests.fakes.session import Session
+from tests.fakes.workers import Killed
 
 SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, ffn_size=32)
 SETTINGS = LearnerSettings(lr=1e-2, warmup_steps=1, epochs=2, token_budget=200)
 NUM_STEPS = 4
-
-
-class Killed(BaseException):
-    """As SIGKILL: nothing that handles errors may handle it."""
 
 
 def rollouts(step: int) -> list[RolloutRecord]:
@@ -52,6 +49,7 @@ class Campaign:
     run: RunPaths
     collect: Callable[[int], Sequence[RolloutRecord] | None] = rollouts
     settings: LearnerSettings = SETTINGS
+    credit: CreditSettings = field(default_factory=CreditSettings)
     num_steps: int = NUM_STEPS
     logger: Logger | Literal[False] = False
     kill_when: Callable[[str, int], bool] = lambda event, step: False
@@ -60,7 +58,7 @@ class Campaign:
     def train(self, policy: Path) -> dict[str, torch.Tensor]:
         last = fit_rl(
             self.settings,
-            CreditSettings(),
+            self.credit,
             policy=policy,
             num_steps=self.num_steps,
             collect=self._collect,

@@ -1,0 +1,77 @@
+"""A whole campaign with the real learner and store: each token is as old as was planned, and a kill changes no bit."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clawhpc.campaign.collect import Collector
+from clawhpc.campaign.install import PolicySource
+from clawhpc.campaign.loop import Campaign
+from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.credit.settings import CreditSettings
+from clawhpc.learner.settings import LearnerSettings
+from clawhpc.paths import RunPaths
+from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
+from clawhpc.store import read_policy
+from clawhpc.tasks.sets import TaskSets
+from tests.fakes.records import make_record, make_task
+from tests.fakes.session import Session
+from tests.fakes.workers import FakeWorkers, Fate, Killed
+
+SETTINGS = CampaignSettings(num_steps=3, groups_per_step=2, samples_per_group=2)
+TASKS = TaskSets(train=tuple(make_task(f"t{index}") for index in range(4)), heldout=())
+
+
+def run(paths: RunPaths, policy: Path, max_staleness: int, moment: Callable[[], None] = lambda: None) -> bytes:
+    """Train from `policy`; the weights at the end."""
+
+    def draw(plan: StepPlan, group: GroupPlan, sample: int) -> RolloutRecord:
+        """Other weights draw other tokens."""
+        chance = random.Random(f"{read_policy(paths.policy(plan.policy_step)).digest} {group.key.name} {sample}")
+        session = Session()
+        session.call((1, 2, 3), reply=(chance.randrange(250), chance.randrange(250)), version=plan.policy_step)
+        return make_record(group, sample, float(sample), calls=tuple(session.calls))
+
+    collector = Collector(paths, FakeWorkers(paths, draw, moment), stall_min=1, poll_s=0.0)  # type: ignore[arg-type]
+    campaign = Campaign(
+        SETTINGS,
+        paths=paths,
+        collector=collector,
+        ledger=None,  # type: ignore[arg-type]
+        tasks=TASKS,
+        harnesses=("pi",),
+    )
+    learner = LearnerSettings(lr=1e-2, epochs=2, max_staleness=max_staleness, wandb="disabled")
+    campaign.run(learner, CreditSettings(), PolicySource(folder=policy))
+    return (paths.policy(3) / "model.safetensors").read_bytes()
+
+
+def column(paths: RunPaths, name: str) -> list[float]:
+    with paths.metrics_csv.open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize(("max_staleness", "ages"), [(0, [0, 0, 0]), (1, [0, 1, 1])], ids=str)
+def test_tokens_are_as_old_as_was_planned_and_all_of_them_train(
+    tmp_path: Path, babbler: Path, max_staleness: int, ages: list[float]
+) -> None:
+    paths = RunPaths(tmp_path)
+    run(paths, babbler, max_staleness)
+    assert column(paths, "train/staleness_max") == ages
+    assert column(paths, "train/stale_tokens") == [0, 0, 0]
+    assert all(loss for loss in column(paths, "train/grad_norm"))
+
+
+@pytest.mark.parametrize("kill_at", [1, 6, 11])
+def test_a_campaign_one_step_ahead_that_is_killed_ends_with_the_same_bits(
+    tmp_path: Path, babbler: Path, kill_at: int
+) -> None:
+    killed = RunPaths(tmp_path / "killed")
+    with pytest.raises(Killed):
+        run(killed, babbler, 1, Fate(kill_at))
+    assert run(killed, babbler, 1) == run(RunPaths(tmp_path / "whole"), babbler, 1)
