@@ -166,6 +166,14 @@ def test_weights_given_apart_are_published_as_those_of_the_model_would_be(
     assert same_bits(load_policy(tmp_path / "gathered").state_dict(), gathered)
 
 
+def test_a_tied_head_need_not_be_given_apart(tokenizer_folder: Path, tmp_path: Path) -> None:
+    model = model_of("qwen3", tokenizer_folder)
+    once = dict(model.named_parameters())
+    assert "lm_head.weight" not in once
+    gathered = saved(model, tmp_path / "gathered", tokenizer_folder, state_dict=once)
+    assert gathered.digest == saved(model, tmp_path / "whole", tokenizer_folder).digest
+
+
 def test_weights_given_apart_must_be_all_of_them(tokenizer_folder: Path, tmp_path: Path) -> None:
     model = model_of("llama", tokenizer_folder)
     gathered = {name: tensor for name, tensor in model.state_dict().items() if "layers.1.mlp.up_proj" not in name}
