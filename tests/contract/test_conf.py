@@ -11,7 +11,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from clawhpc.config import CONF_DIR, RunConfig, open_campaign, register_defaults, typed
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
+from clawhpc.learner.settings import LearnerSettings
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_task
 
@@ -28,6 +30,36 @@ def compose_config(*overrides: str) -> DictConfig:
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_of_every_group_is_a_whole_configuration(group: str, choice: str) -> None:
     assert isinstance(typed(compose_config(f"{group}={choice}")), RunConfig)
+
+
+def test_no_group_of_the_default_hides_a_default_of_the_learner() -> None:
+    config = typed(compose_config())
+    assert config.learner == LearnerSettings()
+    assert config.credit == CreditSettings()
+
+
+def test_an_algorithm_sets_loss_and_credit_together() -> None:
+    ppo, gspo = typed(compose_config("algorithm=ppo")), typed(compose_config("algorithm=gspo"))
+    assert (ppo.credit.needs_critic, ppo.learner.loss.ratio) == (True, "token")
+    assert (gspo.credit.needs_critic, gspo.learner.loss.ratio, gspo.learner.loss.clip_high) == (False, "path", 4e-4)
+
+
+def test_an_experiment_may_choose_its_algorithm_and_change_its_values(tmp_path: Path) -> None:
+    lines = (
+        "# @package _global_",
+        "defaults:",
+        "  - override /algorithm: cispo",
+        "learner:",
+        "  loss:",
+        "    clip_high: 7",
+    )
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("\n".join(lines))
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    loss = typed(compose_config(search, "experiment=mine")).learner.loss
+    assert (loss.objective, loss.clip_low, loss.clip_high) == ("cispo", 1.0, 7.0)
+    loss = typed(compose_config(search, "experiment=mine", "learner.loss.clip_high=2")).learner.loss
+    assert loss.clip_high == 2.0
 
 
 def test_the_seed_is_handed_on_to_every_part() -> None:
@@ -65,6 +97,10 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("tasks.generate.families=[nope]",), ("families=['nope']", "relay", "`tasks.generate`")),
         (("tasks.generate.families=[]",), ("families=[]", "relay", "`tasks.generate`")),
         (("tasks.generate.num_train=-1",), ("num_train=-1", "at least 1", "`tasks.generate`")),
+        (("learner.loss.objective=ppo",), ("learner.loss.objective", "cispo")),
+        (("learner.loss.importance_low=3",), ("importance_high=2.0", "importance_low", "learner.loss")),
+        (("learner.critic.backbone=none",), ("learner.critic.backbone", "own")),
+        (("credit.estimator=gae",), ("credit.estimator", "tree_gae")),
         (("credit.std_epsilon=-1",), ("std_epsilon=-1", "at least 0", "`credit`")),
         (("credit.std_epsilon=nan",), ("std_epsilon=nan", "at least 0", "`credit`")),
         (("policy.folder=",), ("policy.folder is empty",)),
@@ -81,6 +117,7 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("campaign.train_min=nan",), ("train_min", "at least 0")),
         (("campaign.temperature=nan",), ("temperature", "more than 0")),
         (("learner.lr=-1",), ("lr=-1", "at least 0", "learner")),
+        (("learner.max_staleness=-1",), ("max_staleness=-1", "at least 0", "learner")),
         (("learner.accelerator=gpuu",), ("learner.accelerator", "cuda")),
         (("learner.betas=[0.9,2]",), ("betas", "less than 1")),
         (("policy.shape.num_kv_heads=3",), ("num_kv_heads", "num_heads", "policy.shape")),
