@@ -48,11 +48,13 @@ LEARNING = (
     ("train/loss", "Loss", "policy loss of the update"),
     ("train/entropy", "Entropy", "of the policy, nats per drawn token"),
     ("train/clip_share", "Clip share", "drawn tokens whose ratio was clipped"),
-    ("credit/advantage_std", "Advantage spread", "standard deviation over the step's rollouts"),
+    ("credit/advantage_std", "Advantage spread", "standard deviation over the step"),
     ("train/no_credit_share", "Share without credit", "drawn tokens in groups that give no gradient"),
     ("train/sampling_gap_max", "Sampling gap", "largest |old − sampling log-prob|"),
     ("train/truncated_share", "Truncated share", "importance weights over the bound"),
     ("train/grad_norm", "Gradient norm", "before clipping"),
+    ("credit/explained_variance", "Explained variance", "of the returns, by the critic"),
+    ("train/value_loss", "Value loss", "of the critic, in units of normalised return"),
 )
 """Metric, title and meaning of the charts that are shown first."""
 COMPUTED = {"tree/row_tokens": "as trees", "tree/path_tokens": "as paths"}

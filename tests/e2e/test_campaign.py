@@ -59,13 +59,14 @@ def as_from_elsewhere(policy: Path, folder: Path) -> Path:
 
 
 def test_a_campaign_runs_to_its_end_and_leaves_nothing_but_its_folder(desk: Desk) -> None:
-    command = desk.start()
+    command = desk.start(algorithm="ppo")
     assert command.wait(START_S) == 0, command.text()
     assert desk.left() == []
     paths = desk.run_paths()
     check_whole(paths)
     assert json.loads(paths.finished.read_bytes())["steps"] == 2
     assert paths.metrics_csv.read_text().count("\n") == 3
+    assert "credit/explained_variance" in paths.metrics_csv.read_text()
     model = as_from_elsewhere(paths.policy(2), desk.folder / "model")
     again = desk.start("evaluate", policy__folder=model, campaign__eval_samples=2, campaign__eval_tasks=2)
     assert again.wait(60) == 2
