@@ -31,6 +31,7 @@ from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.policy import save_policy, sweep_parts
 from clawhpc.learner.settings import WandbMode
+from clawhpc.learner.sharding import full_weights
 from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
@@ -89,7 +90,7 @@ class SaveCheckpoint(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove what a save that was killed has left."""
-        for part in self.folder.glob("step-*.part"):
+        for part in self.folder.glob("step-*.part") if trainer.is_global_zero else ():
             part.unlink()
 
     def on_train_batch_end(
@@ -109,6 +110,9 @@ class SaveCheckpoint(Callback):
         """Write under another name, rename, and drop the oldest. OSError, which names a path, when the disk is full."""
         path = checkpoint_path(self.folder, step)
         part = path.with_suffix(".part")
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(part)  # gives rank 0 its part of the weights
+            return
         try:
             with disk_errors(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +138,7 @@ class SaveCheckpoint(Callback):
         """Go on with the random state of the checkpoint."""
         torch.set_rng_state(state_dict["torch"])
         if state_dict["cuda"]:
-            torch.cuda.set_rng_state_all(state_dict["cuda"])
+            torch.cuda.set_rng_state_all(state_dict["cuda"][: torch.cuda.device_count()])
         np.random.set_state(state_dict["numpy"])
         random.setstate(state_dict["python"])
 
@@ -174,7 +178,7 @@ class PublishPolicy(Callback):
 
     def publish(self, module: LearnerModule, step: int, folder: Path) -> None:
         """Make PolicyVersion `step`; a whole one that is there stays."""
-        if not is_whole(folder):
+        if module.ranks.broadcast(not is_whole(folder)):
             save_policy(
                 folder,
                 module.policy.model,
@@ -182,7 +186,29 @@ class PublishPolicy(Callback):
                 step=step,
                 renderer=self.renderer,
                 thinking=self.thinking,
+                state_dict=full_weights(module.policy.model, module.ranks) if module.ranks.size > 1 else None,
             )
+
+
+class GivePolicy(Callback):
+    """What another rank does while rank 0 publishes: gives its part of the weights."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As `PublishPolicy`."""
+        assert isinstance(pl_module, LearnerModule)
+        self.give(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """As `PublishPolicy`."""
+        assert isinstance(pl_module, LearnerModule)
+        self.give(pl_module)
+
+    def give(self, module: LearnerModule) -> None:
+        """Where rank 0 asks for it."""
+        if module.ranks.broadcast(None):
+            full_weights(module.policy.model, module.ranks)
 
 
 class PrintSteps(Callback):

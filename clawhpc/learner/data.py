@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
 from clawhpc.credit.settings import CreditSettings
+from clawhpc.learner.batch import TreeBatch
+from clawhpc.learner.ranks import Ranks
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.learner.steps import StepBatch, build_rl_step, build_sft_step
 from clawhpc.records import RolloutRecord
@@ -44,6 +47,30 @@ def sft_source(trees: Callable[[int], Sequence[CallTree] | None], settings: Lear
         return None if examples is None else build_sft_step(step, examples, settings)
 
     return source
+
+
+def shared_source(source: StepSource | None, ranks: Ranks) -> StepSource:
+    """Each rank's share of every step. Rank 0 alone has a `source`; the others wait for it."""
+
+    def shared(step: int) -> StepBatch | None:
+        batch = source(step) if source else None
+        return ranks.scatter(share_step(batch, ranks.size) if ranks.first else None)
+
+    return shared
+
+
+def share_step(batch: StepBatch | None, size: int) -> list[StepBatch | None]:
+    """The parts of `size` ranks, each with as many rows as any other; None, for the end, is for all.
+
+    All ranks go through their rows together. So rows of one round, one for each rank, are as equal in size as can be,
+    and in the last round ranks may have an empty one. Rank 0 keeps what nobody else needs.
+    """
+    if batch is None or size == 1:
+        return [batch] * size
+    rows = sorted(batch.rows, key=lambda row: row.num_tokens, reverse=True)
+    rows += [TreeBatch.empty()] * (-len(rows) % size)
+    shares = [replace(batch, rows=tuple(rows[rank::size])) for rank in range(size)]
+    return [shares[0], *(replace(share, metrics={}, credit=None) for share in shares[1:])]
 
 
 class StepStream:

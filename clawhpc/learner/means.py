@@ -31,6 +31,12 @@ class StepMeans:
             else:
                 self._sums[name] += value.item()
 
+    def join(self, other: StepMeans) -> None:
+        """Take in what another rank has added up in the same updates."""
+        for name, value in other._sums.items():
+            self._sums[name] = max(self._sums[name], value) if is_max(name) else self._sums[name] + value
+            self._tokens[name] += other._tokens[name]
+
     def add_update(self, grad_norms: Sequence[float]) -> None:
         """One update is complete, or was left out since a norm is not finite."""
         if all(map(math.isfinite, grad_norms)):

@@ -20,7 +20,9 @@ from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.losses import sft_loss
 from clawhpc.learner.means import StepMeans
 from clawhpc.learner.networks import TreePolicy, load_tree_policy
+from clawhpc.learner.ranks import ALONE, Ranks
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.sharding import clip_gradients, shard
 from clawhpc.learner.steps import StepBatch
 
 log = logging.getLogger(__name__)
@@ -34,17 +36,26 @@ class LearnerModule(LightningModule):
     num_epochs = 1
     """Updates per step."""
 
-    def __init__(self, settings: LearnerSettings, policy_folder: Path, num_steps: int) -> None:
+    def __init__(self, settings: LearnerSettings, policy_folder: Path, num_steps: int, *, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.settings = settings
         self.policy_folder = policy_folder
         self.num_steps = num_steps
+        self.ranks = ranks
 
     def configure_model(self) -> None:
-        """Load the policy. Sharding it over ranks belongs here."""
+        """Load the policy, and leave each rank its part."""
         if not hasattr(self, "policy"):
             self.policy = load_tree_policy(self.policy_folder, self.settings)
+            self.share(self.policy)
+
+    def share(self, *networks: nn.Module) -> None:
+        """Leave each rank its part of each network."""
+        if self.ranks.size > 1:
+            assert self.device_mesh is not None, "the strategy has made it"
+            for network in networks:
+                shard(network, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over all parameters, those of the policy and of its critic each at a rate of their own."""
@@ -87,10 +98,7 @@ class LearnerModule(LightningModule):
         for update in range(self.num_epochs):
             for row in step.rows:
                 self.learn_row(step.step, row.to(self.device), draws, total, first=not update)
-            norms = [
-                torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm).item()
-                for parameters, _ in self.parts()
-            ]
+            norms = [clip_gradients(parameters, self.settings.max_grad_norm) for parameters, _ in self.parts()]
             total.add_update(norms)
             if all(map(math.isfinite, norms)):
                 for parameter in self.waiting(step.step):
@@ -98,6 +106,8 @@ class LearnerModule(LightningModule):
                 optimizer.step()
             optimizer.zero_grad()
         self._judge(step.step, total)
+        for other in self.ranks.gather(total)[1:]:
+            total.join(other)
         return metrics | {f"train/{name}": value for name, value in total.means().items()}
 
     def _judge(self, step: int, total: StepMeans) -> None:

@@ -87,7 +87,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
         """(N,) in fp32 or wider."""
-        values_N = self.linear(hidden_ND)[:, 0]
+        values_N = self.linear(hidden_ND)[:, 0].clone()  # FSDP hands on no view of another tensor
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
 
 

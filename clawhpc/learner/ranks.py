@@ -66,12 +66,10 @@ class Ranks:
 
     def scatter(self, shares: Sequence[T] | None) -> T:
         """This rank's of the shares that rank 0 gives, one for each; the others give None."""
-        if self.size == 1:
-            assert shares is not None, "rank 0 gives"
-            return shares[0]
         mine: list[T] = [None]  # type: ignore[list-item]
-        dist.scatter_object_list(mine, list(shares) if shares is not None else None, src=0)
-        return mine[0]
+        if self.size > 1:
+            dist.scatter_object_list(mine, None if shares is None else [None, *shares[1:]], src=0)
+        return mine[0] if shares is None else shares[0]  # rank 0's own is not sent: it need not be fit for that
 
     def broadcast(self, value: T | None) -> T:
         """What rank 0 gives; what the others give is left out."""
@@ -95,6 +93,9 @@ class Ranks:
         return mine
 
 
+ALONE = Ranks()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
     """Where a rank finds the others."""
@@ -116,7 +117,7 @@ def lead_ranks(
     when the block has. LaunchError, which names the log, within seconds of the unforeseen end of one.
     """
     if size == 1:
-        yield Ranks()
+        yield ALONE
         return
     listener = socket.create_server(
         (LOOPBACK, 0)

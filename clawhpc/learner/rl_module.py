@@ -19,6 +19,7 @@ from clawhpc.learner.losses import Sums, policy_loss, value_loss
 from clawhpc.learner.means import StepMeans
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.networks import TreeCritic, TreePolicy, load_tree_critic, load_tree_policy
+from clawhpc.learner.ranks import ALONE, Ranks
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.learner.steps import StepBatch
 from clawhpc.learner.value_scale import ReturnScale, moments
@@ -33,9 +34,15 @@ class RlModule(LearnerModule):
     """The policy that the run began with, where there is a KL term: in a tuple, it is part of no checkpoint."""
 
     def __init__(
-        self, settings: LearnerSettings, policy_folder: Path, num_steps: int, *, with_critic: bool = False
+        self,
+        settings: LearnerSettings,
+        policy_folder: Path,
+        num_steps: int,
+        *,
+        with_critic: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(settings, policy_folder, num_steps)
+        super().__init__(settings, policy_folder, num_steps, ranks=ranks)
         self.num_epochs = settings.epochs
         self.with_critic = with_critic
         self.scale = ReturnScale(enabled=settings.critic.normalise_returns)
@@ -49,6 +56,7 @@ class RlModule(LearnerModule):
         self.critic = load_tree_critic(self.policy_folder, self.settings) if self.with_critic and not shared else None
         if self.settings.loss.kl_coef:
             self.reference = (load_tree_policy(self.policy_folder, self.settings).requires_grad_(False),)
+        self.share(*(network for network in (self.policy, self.critic, *self.reference) if network is not None))
 
     def parts(self) -> list[tuple[list[nn.Parameter], float]]:
         """The policy's own parameters; those that only the critic has."""
@@ -80,8 +88,9 @@ class RlModule(LearnerModule):
         if not self.with_critic:
             return draws, {}
         values_M = self._pass(step, self._values_of)
-        assert step.credit is not None, "rollouts have rewards"
-        credit = step.credit(self.scale.restore(values_M).double().cpu().numpy())
+        known = step.credit and step.credit(self.scale.restore(values_M).double().cpu().numpy())
+        credit = self.ranks.broadcast(known)
+        assert credit is not None, "rollouts have rewards"
         returns_M = torch.from_numpy(credit.returns).to(values_M)
         self.scale.update(*moments(returns_M))
         return dataclasses.replace(
@@ -92,11 +101,11 @@ class RlModule(LearnerModule):
         ), credit.metrics
 
     def _pass(self, step: StepBatch, of_row: Callable[[TreeBatch], Tensor]) -> Tensor:
-        """(M,): what `of_row` says of each row's tokens."""
+        """(M,): what `of_row` says of each row's tokens, on all ranks; each draw trains in one row of one rank."""
         found_M = torch.zeros(len(step.draws), device=self.device)
         for row in (row.to(self.device) for row in step.rows):
             found_M[row.draw_N] = of_row(row).to(found_M)
-        return found_M
+        return self.ranks.add(found_M)
 
     def _values_of(self, row: TreeBatch) -> Tensor:
         values_N = self.policy(row).values_N if self.critic is None else self.critic(row)

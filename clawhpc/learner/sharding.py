@@ -6,7 +6,7 @@ number of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,12 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the weights of the loss have the step's denominator already
             module.set_force_sum_reduction_for_comms(True)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
+    """Scale the gradients of `parameters`, of all ranks together, to a norm of at most `bound`; what it was before."""
+    norm = nn.utils.clip_grad_norm_(parameters, bound)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
 def full_weights(module: nn.Module, ranks: Ranks) -> dict[str, Tensor]:
@@ -90,7 +96,8 @@ class ShardedStrategy(ModelParallelStrategy):
     @torch.no_grad()
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Each rank reads its part of the file."""
-        checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=weights_only)
+        # It is our own: `weights_only` is not what `fit` was told, which Lightning does not hand on.
+        checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=False)
         assert self.model is not None
         weights = checkpoint.pop("state_dict")
         for name, value in self.model.state_dict().items():

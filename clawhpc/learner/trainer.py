@@ -1,15 +1,21 @@
-"""Train a policy: `fit_rl` on rollouts, `fit_sft` on traces. Both go on from the newest checkpoint that they find."""
+"""Train a policy: `fit_rl` on rollouts, `fit_sft` on traces. Both go on from the newest checkpoint that they find.
+
+`fit_rl` may share its work among several processes; each of the others runs `follow_rl`.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
+import msgspec
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar
@@ -19,6 +25,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.callbacks import (
+    GivePolicy,
     PrintSteps,
     PublishPolicy,
     SaveCheckpoint,
@@ -26,12 +33,14 @@ from clawhpc.learner.callbacks import (
     WriteCsv,
     list_checkpoints,
 )
-from clawhpc.learner.data import StepData, StepSource, rl_source, sft_source
+from clawhpc.learner.data import StepData, StepSource, rl_source, sft_source, shared_source
 from clawhpc.learner.module import LearnerModule, SftModule
 from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import save_policy
+from clawhpc.learner.ranks import Ranks, lead_ranks
 from clawhpc.learner.rl_module import RlModule
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.sharding import RankEnvironment, ShardedStrategy
 from clawhpc.records import PolicyVersion, RolloutRecord
 from clawhpc.store import read_policy
 from clawhpc.tree.nodes import CallTree
@@ -45,6 +54,11 @@ class LearnerPaths:
     metrics: Path
     """For `metrics.csv`."""
 
+    @property
+    def ranks(self) -> Path:
+        """What each process but the first has said, `rank-1.log` and so on."""
+        return self.metrics / "ranks"
+
 
 def fit_rl(
     settings: LearnerSettings,
@@ -56,16 +70,66 @@ def fit_rl(
     policy_folder: Callable[[int], Path],
     paths: LearnerPaths,
     logger: Logger | Literal[False] = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Make at most `num_steps` steps, starting from the policy in folder `policy`; returns the step of the last policy.
 
     PolicyVersion k is in `policy_folder(k)` before `collect(k)` is called, which may block, and returns the rollouts of
-    step k, or None to end here.
+    step k, or None to end here. All of this happens in this process, whatever `settings.devices`; `environment` is for
+    the others.
     """
     first = read_policy(policy)
-    module = RlModule(settings, policy, num_steps, with_critic=credit.needs_critic)
-    publish = PublishPolicy(policy_folder, first.renderer, first.thinking)
-    return _fit(module, rl_source(collect, settings, credit), paths, publish=publish, names=RL_LINE, logger=logger)
+    cuda = _uses_cuda(settings)
+    job = RankJob(
+        settings=settings,
+        with_critic=credit.needs_critic,
+        policy=str(policy),
+        num_steps=num_steps,
+        checkpoints=str(paths.checkpoints),
+        cuda=cuda,
+    )
+    with lead_ranks(settings.devices, job.command, logs=paths.ranks, environment=environment, cuda=cuda) as ranks:
+        return _fit(
+            job.module(ranks),
+            shared_source(rl_source(collect, settings, credit), ranks),
+            [
+                PrintSteps(num_steps, RL_LINE, every=1),
+                WriteCsv(paths.metrics / "metrics.csv"),
+                _checkpoints(settings, paths.checkpoints),
+                PublishPolicy(policy_folder, first.renderer, first.thinking),
+            ],
+            list_checkpoints(paths.checkpoints),
+            logger=logger,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """What another process than the first must know to share the work of `fit_rl`; all else it is told step by step."""
+
+    settings: LearnerSettings
+    with_critic: bool
+    policy: str
+    """Folder of the policy that the fit begins with."""
+    num_steps: int
+    checkpoints: str
+    """Folder."""
+    cuda: bool
+
+    @property
+    def command(self) -> list[str]:
+        """Its process."""
+        return [sys.executable, "-m", "clawhpc.learner.follower", msgspec.json.encode(self).decode()]
+
+    def module(self, ranks: Ranks) -> RlModule:
+        """The same on all ranks, but for its place among them."""
+        return RlModule(self.settings, Path(self.policy), self.num_steps, with_critic=self.with_critic, ranks=ranks)
+
+
+def follow_rl(job: RankJob, ranks: Ranks) -> None:
+    """Share the work of a `fit_rl` in another process, which reads the policy and a checkpoint, and writes nothing."""
+    checkpoints = _checkpoints(job.settings, Path(job.checkpoints))
+    _fit(job.module(ranks), shared_source(None, ranks), [checkpoints, GivePolicy()], [])
 
 
 def fit_sft(
@@ -80,12 +144,15 @@ def fit_sft(
     """Imitate in at most `num_steps` steps, and publish the result in `output` as policy of step 0.
 
     `lessons(k, policy)` says what: the sampled tokens of its trees. It sees the policy as it is before step k, and
-    returns None to end here. There is one update per step, whatever `settings` say.
+    returns None to end here. There is one update per step, and one process, whatever `settings` say.
     """
     first = read_policy(policy)
+    _uses_cuda(settings)
     module = SftModule(settings, policy, num_steps)
     source = sft_source(lambda step: lessons(step, module.policy), settings)
-    _fit(module, source, paths, publish=None, names=SFT_LINE)
+    watch = RichProgressBar() if sys.stdout.isatty() else PrintSteps(num_steps, SFT_LINE, every=SFT_LINE_EVERY)
+    callbacks = [watch, WriteCsv(paths.metrics / "metrics.csv"), _checkpoints(settings, paths.checkpoints)]
+    _fit(module, source, callbacks, list_checkpoints(paths.checkpoints))
     return save_policy(output, module.policy.model, policy, step=0, renderer=first.renderer, thinking=first.thinking)
 
 
@@ -104,49 +171,57 @@ SFT_LINE_EVERY = 25
 """Steps of imitation between two such lines: they take a fraction of a second each."""
 
 
+def _uses_cuda(settings: LearnerSettings) -> bool:
+    """UserError where there are not the GPUs that `settings` ask for."""
+    num_gpus = torch.cuda.device_count() if settings.accelerator != "cpu" else 0
+    if settings.accelerator == "cuda" and not num_gpus:
+        raise UserError("learner.accelerator=cuda: torch finds no GPU here; on this machine it is cpu, or auto")
+    if num_gpus and settings.devices > num_gpus:
+        raise UserError(
+            f"learner.devices={settings.devices}: each needs a GPU, and torch finds {num_gpus} here"
+        )
+    return num_gpus > 0
+
+
+def _checkpoints(settings: LearnerSettings, folder: Path) -> SaveCheckpoint:
+    return SaveCheckpoint(folder, every=settings.checkpoint_every, keep=settings.keep_checkpoints)
+
+
 def _fit(
     module: LearnerModule,
     source: StepSource,
-    paths: LearnerPaths,
+    callbacks: Sequence[Callback],
+    saved: Sequence[Path],
     *,
-    publish: Callback | None,
-    names: tuple[str, ...],
     logger: Logger | Literal[False] = False,
 ) -> int:
-    """Returns the number of steps that are done."""
-    settings = module.settings
-    if settings.accelerator == "cuda" and not torch.cuda.is_available():
-        raise UserError("learner.accelerator=cuda: torch finds no GPU here; on this machine it is cpu, or auto")
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
+    """Go on from the last of the `saved` checkpoints that rank 0 has; returns the number of steps that are done."""
+    settings, ranks = module.settings, module.ranks
+    if settings.num_threads or ranks.size > 1:
+        torch.set_num_threads(settings.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.size))
     seed_everything(settings.seed, verbose=False)
     _silence_lightning()
-    show_bar = publish is None and sys.stdout.isatty()  # collecting draws a bar of its own
-    watch = (
-        RichProgressBar() if show_bar else PrintSteps(module.num_steps, names, every=1 if publish else SFT_LINE_EVERY)
-    )
-    checkpoint = SaveCheckpoint(paths.checkpoints, every=settings.checkpoint_every, keep=settings.keep_checkpoints)
     trainer = Trainer(
         accelerator=settings.accelerator,
-        devices=1,
+        devices=ranks.size,
+        strategy=ShardedStrategy(ranks) if ranks.size > 1 else "auto",
         precision=settings.precision,
         max_epochs=1,
         logger=logger,
-        callbacks=[watch, WriteCsv(paths.metrics / "metrics.csv"), checkpoint, *([publish] if publish else [])],
+        callbacks=list(callbacks),
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=show_bar,
+        enable_progress_bar=any(isinstance(callback, RichProgressBar) for callback in callbacks),
         log_every_n_steps=1,
         # Under Slurm, Lightning would else take the requeue signal, which belongs to the launcher.
-        plugins=[LightningEnvironment(), StreamCheckpoint()],
+        plugins=[RankEnvironment(ranks) if ranks.size > 1 else LightningEnvironment(), StreamCheckpoint()],
     )
-    saved = list_checkpoints(paths.checkpoints)
     data = StepData(source, module.num_steps)
     try:
         trainer.fit(
             module,
             datamodule=data,
-            ckpt_path=saved[-1] if saved else None,
+            ckpt_path=ranks.broadcast(saved[-1] if saved else None),
             weights_only=False,
         )
     except SystemExit as stop:

@@ -13,12 +13,12 @@ import pytest
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import Draws, TreeBatch
-from clawhpc.learner.callbacks import list_checkpoints
+from clawhpc.learner.callbacks import WriteCsv, list_checkpoints
 from clawhpc.learner.data import rl_source
 from clawhpc.learner.means import StepMeans
 from clawhpc.learner.policy import load_policy
 from clawhpc.learner.rl_module import RlModule
-from clawhpc.learner.trainer import LearnerPaths, _fit
+from clawhpc.learner.trainer import _fit
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord
 from tests.fakes.disk import largest_file
@@ -38,8 +38,8 @@ class Faulty(RlModule):
 def test_an_update_whose_gradient_is_not_finite_leaves_no_trace_and_is_counted(policy: Path, tmp_path: Path) -> None:
     weights = []
     for module in (Faulty(SETTINGS, policy, 1), RlModule(replace(SETTINGS, epochs=1), policy, 1)):
-        paths = LearnerPaths(checkpoints=tmp_path / type(module).__name__, metrics=tmp_path / type(module).__name__)
-        _fit(module, rl_source(rollouts, SETTINGS, CreditSettings()), paths, publish=None, names=())
+        csv_log = WriteCsv(tmp_path / type(module).__name__ / "metrics.csv")
+        _fit(module, rl_source(rollouts, SETTINGS, CreditSettings()), [csv_log], [])
         weights.append(module.policy.model.state_dict())
     assert equal(*weights)
     with (tmp_path / "Faulty" / "metrics.csv").open() as file:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import LaunchError
+from clawhpc.learner.attention import TreeLayout
+from clawhpc.learner.batch import Draws, TreeBatch
+from clawhpc.learner.data import share_step
+from clawhpc.learner.policy import load_policy, save_policy
 from clawhpc.learner.ranks import NOTICE_S, Ranks, lead_ranks
+from clawhpc.learner.steps import StepBatch
+from clawhpc.ledger.reap import read_processes
+from clawhpc.paths import RunPaths
+from clawhpc.records import RolloutRecord, Verdict
+from tests.fakes.learner_campaign import NUM_STEPS, SETTINGS, Campaign, Killed, equal, rollouts, rows_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,3 +84,109 @@ def test_an_error_of_rank_0_ends_the_others_and_stays_what_it_is(tmp_path: Path)
         raise KeyError("mine")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_rows_are_dealt_out_in_rounds_of_like_size_and_the_last_round_is_filled_up() -> None:
+    sizes = [3, 9, 1, 7, 5]
+    step = StepBatch(
+        step=4,
+        rows=tuple(chain_row(size) for size in sizes),
+        draws=Draws(sampling_logprobs=torch.zeros(5), token_weight=torch.ones(5), advantages=torch.ones(5)),
+        metrics={"train/reward": 1.0},
+    )
+    first, second = share_step(step, 2)
+    assert first is not None
+    assert second is not None
+    assert [row.num_tokens for row in first.rows] == [9, 5, 1]
+    assert [row.num_tokens for row in second.rows] == [7, 3, 1]
+    assert len(second.rows[-1].draw_N) == 0
+    assert (first.metrics, second.metrics) == (step.metrics, {})
+    assert share_step(step, 1) == [step]
+    assert share_step(None, 3) == [None] * 3
+
+
+def chain_row(size: int) -> TreeBatch:
+    ids_BT = torch.arange(size)[None]
+    return replace(TreeBatch.empty(), input_ids_BT=ids_BT, positions_BT=ids_BT, layout=TreeLayout.chain(size))
+
+
+def first_step_teaches_nothing(step: int) -> list[RolloutRecord]:
+    records = rollouts(step)
+    return records if step else [replace(record, verdict=Verdict(reward=1.0)) for record in records]
+
+
+def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """But for the order of sums: 1e-7 of a gradient, that AdamW makes as much of a step of `lr`; 1e-6 is far above."""
+    assert left.keys() == right.keys()
+    return all((left[name] - right[name]).abs().max() < 1e-6 for name in left)
+
+
+def train_losses(run: RunPaths, name: str = "train/loss") -> list[float]:
+    return [float(row[name] or 0) for row in rows_of(run)]
+
+
+def test_two_processes_learn_what_one_does_also_when_they_are_killed_and_go_on(policy: Path, tmp_path: Path) -> None:
+    one = Campaign(RunPaths(tmp_path / "one"), collect=first_step_teaches_nothing)
+    whole = one.train(policy)
+    two = Campaign(
+        RunPaths(tmp_path / "two"),
+        collect=first_step_teaches_nothing,
+        settings=replace(SETTINGS, devices=2, accelerator="cpu"),
+        kill_when=lambda *now: now == ("collect", 1),
+    )
+    with pytest.raises(Killed):
+        two.train(policy)
+    two.kill_when = lambda *now: False
+    assert close(two.train(policy), whole)
+    assert train_losses(two.run) == pytest.approx(train_losses(one.run), abs=1e-6)
+    assert [at for event, at in two.events if event == "collect"] == [0, 1, 1, 2, 3]
+
+
+def test_ppo_on_a_model_of_experts_goes_from_two_processes_to_one(policy: Path, tmp_path: Path) -> None:
+    experts = expert_policy(policy, tmp_path / "start")
+    settings = replace(SETTINGS, token_budget=12, gradient_checkpointing=True, accelerator="cpu")
+    one = Campaign(RunPaths(tmp_path / "one"), settings=settings, credit=CreditSettings(estimator="tree_gae"))
+    whole = one.train(experts)
+    two = replace(one, run=RunPaths(tmp_path / "two"), settings=replace(settings, devices=2), num_steps=2, events=[])
+    two.train(experts)
+    two.settings, two.num_steps = settings, NUM_STEPS
+    assert close(two.train(experts), whole)
+    for name in ("train/loss", "train/value_loss", "train/critic_grad_norm", "train/entropy", "tree/row_tokens"):
+        assert train_losses(two.run, name) == pytest.approx(train_losses(one.run, name), rel=1e-5, abs=1e-6)
+    load_policy(two.run.policy(1))
+
+
+def expert_policy(policy: Path, folder: Path) -> Path:
+    """As `policy`, with experts."""
+    small = load_policy(policy).config.to_dict()
+    config = Qwen3MoeConfig(
+        **{name: small[name] for name in small if name not in ("model_type", "architectures", "layer_types")},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    return Path(save_policy(folder, model, policy, step=0, renderer="qwen3", thinking=False).path)
+
+
+def test_a_process_that_dies_in_the_middle_of_a_fit_ends_it_with_its_name(policy: Path, tmp_path: Path) -> None:
+    def collect(step: int) -> list[RolloutRecord]:
+        if step == 1:
+            os.kill(only_child(), signal.SIGKILL)
+        return rollouts(step)
+
+    settings = replace(SETTINGS, devices=2, accelerator="cpu", precision="bf16-mixed")
+    campaign = Campaign(RunPaths(tmp_path), collect=collect, settings=settings)
+    with pytest.raises(LaunchError, match="rank 1 of the learner was killed by SIGKILL"):
+        campaign.train(policy)
+    weights = load_file(campaign.run.policy(1) / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+    assert not equal(weights, load_file(policy / "model.safetensors"))
+
+
+def only_child() -> int:
+    """The process of rank 1."""
+    of_ours = [pid for pid, process in read_processes().items() if process.parent == os.getpid()]
+    (pid,) = [pid for pid in of_ours if b"clawhpc.learner.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return pid
