@@ -80,12 +80,12 @@ def credit_roles(
     """The credit of each role that trains. `drawn_roles`: rollout_id -> the roles of its calls that are live.
 
     That of main is `credit_groups` of all rollouts, whatever else trains. For another role it is that of the rollouts
-    that train and have a live call of it: each call carries its rollout's reward, measured against those of the others.
+    that have a live call of it: each call carries its rollout's reward, measured against those of the others.
     """
     everyone = list(rollouts)
     of_role = {CallRole.MAIN: credit_groups(everyone, settings)}
     for role in sorted(settings.trained_roles - {CallRole.MAIN}):
-        used = [member for member in everyone if member.trains and role in drawn_roles.get(member.rollout_id, ())]
+        used = [member for member in everyone if role in drawn_roles.get(member.rollout_id, ())]
         of_role[role] = credit_groups(used, settings)
     return of_role
 

@@ -19,7 +19,7 @@ def build_tree(rollout_id: str, calls: Sequence[CallRecord]) -> CallTree:
     """The prefix tree of `prompt_ids + completion_ids` of every call that has tokens.
 
     Calls that failed or were cancelled before they drew anything are left out. Raises `ValueError`, naming the call,
-    for a text-only record and for tokens that do not fit those of their parent.
+    for a text-only record and for tokens that do not fit those of earlier calls.
     """
     return plant(rollout_id, whole_calls(calls).values())
 
@@ -61,6 +61,8 @@ def _written_out(call: CallRecord, tokens: CallTokens, earlier: dict[int, WholeC
         raise ValueError(
             f"call {call.call_id}: prefix_length {tokens.prefix_length}, but its parent has {len(head)} tokens"
         )
+    if later := next((graft for graft in tokens.grafts if graft.call_id >= call.call_id), None):
+        raise ValueError(f"call {call.call_id}: its prompt repeats call {later.call_id}, which did not come before it")
     prompt_ids = head + tokens.suffix_ids
     repeats = _without_overlap([*tokens.grafts, *_inherited_repeats(call, tokens, parent)], len(prompt_ids))
     return WholeCall(call_id=call.call_id, role=call.role, prompt_ids=prompt_ids, tokens=tokens, repeats=repeats)

@@ -38,8 +38,8 @@ def conversation_turns(tree: CallTree) -> tuple[Turn, ...]:
     """One turn for each sampled node, in the order of their calls, so that what a turn continues comes before it.
 
     A turn continues the last reply in its history that is of its own role and trains; others are looked through. A
-    reply that histories repeat only before that one ends a conversation. ValueError for a history that repeats a later
-    call.
+    reply that histories repeat only before that one ends a conversation. So does an empty one that is repeated
+    elsewhere than where it was drawn, for its copy leaves no trace in the tree.
     """
     node_of_call = tree.leaf_of_call
     spans = {draw.node_id: (draw.start, draw.stop) for draw in tree.draws}
@@ -50,8 +50,7 @@ def conversation_turns(tree: CallTree) -> tuple[Turn, ...]:
         heard = (tree.nodes[node_of_call[reply]] for reply in _replies_before(tree, node) if reply in node_of_call)
         continued = next((other.call_id for other in heard if other.role == node.role), None)
         parent = None if continued is None else index_of_call[continued]
-        if parent is not None and parent >= index:
-            raise ValueError(f"call {call_id}: its history repeats the reply of call {continued}, which came later")
+        assert parent is None or parent < index, f"call {call_id} repeats call {continued}, which came later"
         start, stop = spans[node.node_id]
         turns.append(Turn(call_id=call_id, role=node.role, parent=parent, start=start, stop=stop))
     return tuple(turns)

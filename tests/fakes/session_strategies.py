@@ -18,20 +18,27 @@ TURNS = ("continue", "retry", "regenerate", "fork", "move", "cut", "encode_again
 
 
 @st.composite
-def sessions(draw: st.DrawFn, max_calls: int = 14) -> Session:
+def sessions(draw: st.DrawFn, max_calls: int = 14, replies: st.SearchStrategy[Ids] = ids) -> Session:
     """A session with forks, retries, equal redraws, interleaved conversations, moved replies, failures."""
     session, histories = Session(), dict[int, History]()
     for _ in range(draw(st.integers(1, max_calls))):
         turn = draw(st.sampled_from(TURNS if histories else OPENINGS))
         base = draw(st.sampled_from(sorted(histories))) if histories else 0
-        _turn(draw, session, histories, turn, base)
+        _turn(draw, session, histories, turn, base, replies)
     return session
 
 
-def _turn(draw: st.DrawFn, session: Session, histories: dict[int, History], turn: str, base: int) -> None:
+def _turn(
+    draw: st.DrawFn,
+    session: Session,
+    histories: dict[int, History],
+    turn: str,
+    base: int,
+    replies: st.SearchStrategy[Ids],
+) -> None:
     before = histories.get(base, ())
     history: History = (*before, base, draw(ids))
-    reply, role, continues = draw(ids), CallRole.MAIN, None
+    reply, role, continues = draw(replies), CallRole.MAIN, None
     if turn in OPENINGS:
         history, role = (draw(some_ids),), CallRole.SUBAGENT if turn == "subagent" else CallRole.MAIN
     elif turn == "retry":

@@ -16,7 +16,7 @@ from clawhpc.records import CallRole
 from clawhpc.tree.conversation import Turn, conversation_turns
 from clawhpc.tree.prune import prune_tree
 from tests.fakes.session import Session
-from tests.fakes.session_strategies import sessions
+from tests.fakes.session_strategies import sessions, some_ids
 
 RAW = CreditSettings(estimator="tree_gae", whiten=False, gamma=0.9, gae_lambda=0.8)
 WHITE = CreditSettings(estimator="tree_gae", gamma=0.9, gae_lambda=0.8, std_epsilon=0.0)
@@ -128,7 +128,7 @@ def credit_of_main(session: Session, credit: CreditSettings) -> dict[int, list[f
 
 
 @settings(max_examples=60, deadline=None)
-@given(sessions(), st.sampled_from(["path_gae", "tree_gae"]))
+@given(sessions(replies=some_ids), st.sampled_from(["path_gae", "tree_gae"]))
 def test_the_main_paths_credit_does_not_change_when_other_roles_train_too(session: Session, name: str) -> None:
     weights = {"subagent": 0.5, "compaction": 2.0, "side": 1.0}
     alone = CreditSettings(estimator=name, gae_lambda=0.9)  # type: ignore[arg-type]

@@ -213,6 +213,17 @@ def test_tokens_that_do_not_fit_their_parent_are_refused_by_name() -> None:
         build_tree("r", [session.calls[0], dataclasses.replace(call, parent_id=7)])
 
 
+def test_a_prompt_that_repeats_a_later_call_is_refused_by_name() -> None:
+    session = Session()
+    session.call(HEAD, reply=(5,))
+    session.call(HEAD, 0, reply=(6,))
+    call = session.calls[0]
+    assert call.tokens is not None
+    foretold = dataclasses.replace(call.tokens, grafts=(Graft(call_id=1, start=1, length=1),))
+    with pytest.raises(ValueError, match="call 0: its prompt repeats call 1, which did not come before it"):
+        build_tree("r", [dataclasses.replace(call, tokens=foretold), session.calls[1]])
+
+
 def test_prompts_are_rebuilt_from_their_differences() -> None:
     session = Session()
     one = session.call(HEAD, ASK, reply=(5,))
