@@ -65,6 +65,8 @@ class Profile:
     """Scenario -> what it says there in the assistant's name."""
     breaks: dict[str, str] = field(default_factory=dict)
     """One of laws.TOLD -> why it does not hold here. What is declared must be so."""
+    by_clock: frozenset[str] = frozenset()
+    """Scenarios in which it asks again until a time is over: how often, is the machine's affair."""
     quick: frozenset[str] = frozenset({"unicode"})
     """The scenarios of every test run; the others are slow."""
 
@@ -209,6 +211,7 @@ OPENCLAW = Profile(
     shell="exec",
     mcp_tool=f"{MCP_SERVER}__add",
     cannot={"subagent": "without its gateway its subagents do not start"},
+    by_clock=frozenset({"engine_errors"}),
 )
 CODEX = Profile(
     label="codex",
