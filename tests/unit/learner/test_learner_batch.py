@@ -33,8 +33,8 @@ def test_heads_that_part_in_the_middle_of_a_node_share_what_they_have_in_common(
 
 
 def test_a_head_that_is_the_whole_of_another_context_is_shared() -> None:
-    trees = [plant(context(*HEAD, below=[draw(5)])), plant(context(*HEAD, 4, below=[draw(5)]))]
-    assert pack(trees).input_ids_BT.tolist() == [[*HEAD, 5, 4, 5]]
+    trees = [plant(context(*HEAD, below=[draw(5)])), plant(context(*HEAD, 4, below=[draw(6)]))]
+    assert pack(trees).input_ids_BT.tolist() == [[*HEAD, 4, 6, 5]]
 
 
 def test_context_after_a_draw_is_not_shared() -> None:
@@ -45,8 +45,15 @@ def test_context_after_a_draw_is_not_shared() -> None:
 def test_an_empty_draw_is_a_leaf_without_tokens() -> None:
     tree = plant(context(1, 2, below=[draw(), draw(3), draw(below=[context(4, below=[draw(5)])])]))
     row = pack([tree])
-    assert row.input_ids_BT.tolist() == [[1, 2, 3, 4, 5]]
-    assert row.predecessor_N.tolist() == [1, 3]
+    assert row.input_ids_BT.tolist() == [[1, 2, 4, 5, 3]]
+    assert row.predecessor_N.tolist() == [2, 1]
+
+
+def test_of_siblings_the_one_with_the_most_tokens_below_it_comes_first() -> None:
+    trunk = context(2, below=[draw(3), context(4, below=[draw(5), context(6, 7, below=[draw(8)])])])
+    row = pack([plant(context(1, below=[draw(9), trunk]))])
+    assert row.input_ids_BT.tolist() == [[1, 2, 4, 6, 7, 8, 5, 3, 9]]
+    assert row.draw_N.tolist() == [3, 2, 1, 0]
 
 
 def test_rows_stay_within_the_budget_with_shared_context_counted_once() -> None:

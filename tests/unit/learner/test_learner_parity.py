@@ -175,7 +175,7 @@ def test_the_first_token_of_every_child_of_a_fork_is_predicted_from_the_fork() -
             path: policy.model(input_ids=torch.tensor([path]), tree_layout=TreeLayout.chain(len(path))).logits[0, -1]
             for path in [(1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 7), (1, 2, 3, 9)]
         }
-    expected = [((1, 2, 3), 4), ((1, 2, 3, 4), 5), ((1, 2, 3), 6), ((1, 2, 3, 7), 8), ((1, 2, 3), 9), ((1, 2, 3, 9), 1)]
+    expected = [((1, 2, 3), 4), ((1, 2, 3, 4), 5), ((1, 2, 3, 7), 8), ((1, 2, 3), 9), ((1, 2, 3, 9), 1), ((1, 2, 3), 6)]
     by_hand = torch.stack([after[path].log_softmax(-1)[token] for path, token in expected])
     assert torch.allclose(logprobs_N, by_hand, atol=1e-5)
 
