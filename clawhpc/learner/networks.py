@@ -86,9 +86,10 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
-        """(N,) in fp32 or wider."""
-        values_N = self.linear(hidden_ND)[:, 0].clone()  # FSDP hands on no view of another tensor
-        return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
+        """(N,) in fp32 or wider, also where all else computes in bf16, whose 8 bits are too few for a return."""
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            values_N = self.linear(hidden_ND.to(self.linear.weight.dtype))[:, 0]
+        return values_N.clone()  # FSDP hands on no view of another tensor
 
 
 def predicting_states(backbone: nn.Module, row: TreeBatch) -> Tensor:

@@ -61,7 +61,6 @@ def build_rl_step(
     """
     pruned = {record.rollout_id: tree for record in records if (tree := _prune(record, credit)) is not None}
     sound = [record for record in records if record.rollout_id in pruned]
-    credited = credit_roles(sound, credit, {name: _roles(tree.tree) for name, tree in pruned.items()})
     training = [record for record in sound if record.trains]
     lessons = [
         _Lesson.of(
@@ -73,6 +72,7 @@ def build_rl_step(
         for record in training
     ]
     _weigh(lessons, settings, credit)
+    credited = credit_roles(sound, credit, {lesson.whole.rollout_id: _roles(lesson.tree) for lesson in lessons})
     if not credit.needs_critic:
         _compare(lessons, credited)
     wanted = [lesson for lesson in lessons if _always(settings, credit) or _stands_out(lesson, credited)]
