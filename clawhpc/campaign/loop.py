@@ -81,6 +81,7 @@ class Campaign:
                 policy_folder=self.paths.policy,
                 paths=LearnerPaths(checkpoints=self.paths.checkpoints, metrics=self.paths.metrics),
                 logger=logger,
+                environment=self._ledger.environment,
             )
         self._finish(last, before, self.evaluate(last))
 

@@ -42,8 +42,6 @@ MEET_S = 600.0
 """For the ranks to find one another once all have said so."""
 SILENCE = timedelta(days=7)
 """Longest wait for another rank. A collection may take hours; the end of a process is noticed at once in other ways."""
-END_S = 60.0
-"""For a rank to end by itself when the work is done."""
 NOTICE_S = 20.0
 """After a call to the others has failed, for the one that is gone to have ended: an interpreter takes its time."""
 TAIL_BYTES = 2000
@@ -113,8 +111,8 @@ def lead_ranks(
 ) -> Iterator[Ranks]:
     """Rank 0 of `size`, the others started on this host: `command`, with a `Meeting` in JSON as its last argument.
 
-    What rank r writes to its standard error is in `logs / rank-r.log`; `environment` is added to ours. All have ended
-    when the block has. LaunchError, which names the log, within seconds of the unforeseen end of one.
+    What rank r writes to its standard error is in `logs / rank-r.log`; `environment` is added to ours. They are ended
+    with the block, whatever they are about. LaunchError, which names the log, within seconds of a bad end of one.
     """
     if size == 1:
         yield ALONE
@@ -170,7 +168,7 @@ def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[Ranks]:
 
 
 class _Followers:
-    """The other ranks of this host. None is left when the block ends: after a good end waited for, else killed."""
+    """The other ranks of this host. None is left when the block ends: they are killed, for they write nothing."""
 
     def __init__(self, command: Sequence[str], logs: Path, environment: Mapping[str, str]) -> None:
         self._command = command
@@ -204,7 +202,7 @@ class _Followers:
                 log = self._log(rank)
                 raise LaunchError(f"rank {rank} of the learner does not start within {START_S:.0f} s; its log is {log}")
             if said != READY:
-                raise self._error(rank, process.wait(END_S))
+                raise self._error(rank, process.wait(NOTICE_S))
 
     def watch(self, *, abort: bool) -> None:
         """Notice a bad end of each. gloo then fails by itself; NCCL would wait on, unless told to `abort`."""
@@ -241,15 +239,12 @@ class _Followers:
     def __enter__(self) -> _Followers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._dismissed.set()
-        until = time.monotonic() + (END_S if kind is None else 0.0)
         for process in self._processes.values():
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
             assert process.stdout is not None
             process.stdout.close()
 

@@ -113,7 +113,7 @@ class RlModule(LearnerModule):
         return values_N
 
     def _reference_of(self, row: TreeBatch) -> Tensor:
-        return self.reference[0](row).logprobs_N
+        return self.reference[0].to(self.device)(row).logprobs_N  # a part of nothing that Lightning moves
 
     def learn_row(self, step: int, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool) -> None:
         """`losses.policy_loss` and `losses.value_loss` of the row's tokens, each where it is learned in this step."""

@@ -177,9 +177,7 @@ def _uses_cuda(settings: LearnerSettings) -> bool:
     if settings.accelerator == "cuda" and not num_gpus:
         raise UserError("learner.accelerator=cuda: torch finds no GPU here; on this machine it is cpu, or auto")
     if num_gpus and settings.devices > num_gpus:
-        raise UserError(
-            f"learner.devices={settings.devices}: each needs a GPU, and torch finds {num_gpus} here"
-        )
+        raise UserError(f"learner.devices={settings.devices}: each needs a GPU, and torch finds {num_gpus} here")
     return num_gpus > 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from clawhpc.campaign.loop import Campaign
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
 from clawhpc.store import read_policy
@@ -38,16 +40,10 @@ def run(paths: RunPaths, policy: Path, max_staleness: int, moment: Callable[[], 
         return make_record(group, sample, float(sample), calls=tuple(session.calls))
 
     collector = Collector(paths, FakeWorkers(paths, draw, moment), stall_min=1, poll_s=0.0)  # type: ignore[arg-type]
-    campaign = Campaign(
-        SETTINGS,
-        paths=paths,
-        collector=collector,
-        ledger=None,  # type: ignore[arg-type]
-        tasks=TASKS,
-        harnesses=("pi",),
-    )
     learner = LearnerSettings(lr=1e-2, epochs=2, max_staleness=max_staleness, wandb="disabled")
-    campaign.run(learner, CreditSettings(), PolicySource(folder=policy))
+    with tempfile.TemporaryDirectory(prefix="claw-", dir="/tmp") as root, Ledger.open(Path(root)) as ledger:
+        campaign = Campaign(SETTINGS, paths=paths, collector=collector, ledger=ledger, tasks=TASKS, harnesses=("pi",))
+        campaign.run(learner, CreditSettings(), PolicySource(folder=policy))
     return (paths.policy(3) / "model.safetensors").read_bytes()
 
 

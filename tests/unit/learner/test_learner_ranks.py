@@ -27,7 +27,7 @@ from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger.reap import read_processes
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
-from tests.fakes.learner_campaign import NUM_STEPS, SETTINGS, Campaign, Killed, equal, rollouts, rows_of
+from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, equal, rollouts, rows_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,12 +60,9 @@ def test_ranks_scatter_gather_broadcast_and_add(tmp_path: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("script", "how"),
-    [("die", "rank 1 of the learner was killed by SIGKILL"), ("fail", "exit code 1: ValueError: a reason; ")],
-)
-def test_a_rank_that_is_gone_is_named_with_its_log_and_not_waited_for(script: str, how: str, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=how) as caught, lead(rank(script), tmp_path) as ranks:  # noqa: PT012
+def test_a_rank_that_fails_is_named_with_its_log_and_not_waited_for(tmp_path: Path) -> None:
+    how = "rank 1 of the learner has ended with exit code 1: ValueError: a reason; its log"
+    with pytest.raises(LaunchError, match=how) as caught, lead(rank("fail"), tmp_path) as ranks:  # noqa: PT012
         began = time.monotonic()
         ranks.gather(0)
     assert str(tmp_path / "rank-1.log") in str(caught.value)
@@ -116,12 +113,14 @@ def first_step_teaches_nothing(step: int) -> list[RolloutRecord]:
 
 
 def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """But for the order of sums: 1e-7 of a gradient, that AdamW makes as much of a step of `lr`; 1e-6 is far above."""
+    """To a thousandth of a step of `lr`. Only the order of sums differs, by 1e-7 of a gradient; but AdamW divides by
+    its size, and where a gradient is next to nothing, that is 3e-4 of a step.
+    """
     assert left.keys() == right.keys()
-    return all((left[name] - right[name]).abs().max() < 1e-6 for name in left)
+    return all((left[name] - right[name]).abs().max() < 1e-3 * SETTINGS.lr for name in left)
 
 
-def train_losses(run: RunPaths, name: str = "train/loss") -> list[float]:
+def logged(run: RunPaths, name: str) -> list[float]:
     return [float(row[name] or 0) for row in rows_of(run)]
 
 
@@ -138,21 +137,23 @@ def test_two_processes_learn_what_one_does_also_when_they_are_killed_and_go_on(p
         two.train(policy)
     two.kill_when = lambda *now: False
     assert close(two.train(policy), whole)
-    assert train_losses(two.run) == pytest.approx(train_losses(one.run), abs=1e-6)
+    for name in ("train/loss", "train/grad_norm"):
+        assert logged(two.run, name) == pytest.approx(logged(one.run, name), abs=1e-6)
     assert [at for event, at in two.events if event == "collect"] == [0, 1, 1, 2, 3]
 
 
 def test_ppo_on_a_model_of_experts_goes_from_two_processes_to_one(policy: Path, tmp_path: Path) -> None:
     experts = expert_policy(policy, tmp_path / "start")
     settings = replace(SETTINGS, token_budget=12, gradient_checkpointing=True, accelerator="cpu")
-    one = Campaign(RunPaths(tmp_path / "one"), settings=settings, credit=CreditSettings(estimator="tree_gae"))
+    credit = CreditSettings(estimator="tree_gae")
+    one = Campaign(RunPaths(tmp_path / "one"), settings=settings, credit=credit, num_steps=3)
     whole = one.train(experts)
     two = replace(one, run=RunPaths(tmp_path / "two"), settings=replace(settings, devices=2), num_steps=2, events=[])
     two.train(experts)
-    two.settings, two.num_steps = settings, NUM_STEPS
+    two.settings, two.num_steps = settings, 3
     assert close(two.train(experts), whole)
-    for name in ("train/loss", "train/value_loss", "train/critic_grad_norm", "train/entropy", "tree/row_tokens"):
-        assert train_losses(two.run, name) == pytest.approx(train_losses(one.run, name), rel=1e-5, abs=1e-6)
+    for name in ("train/loss", "train/value_loss", "train/grad_norm", "train/critic_grad_norm", "train/entropy"):
+        assert logged(two.run, name) == pytest.approx(logged(one.run, name), rel=1e-5, abs=1e-6)
     load_policy(two.run.policy(1))
 
 
