@@ -10,6 +10,7 @@ What a network says to its shards is FSDP's affair (`sharding.py`), in the same 
 from __future__ import annotations
 
 import os
+import queue
 import selectors
 import signal
 import socket
@@ -85,7 +86,7 @@ class Ranks:
         return everyones or []
 
     def add(self, mine: Tensor) -> Tensor:
-        """The sum over all ranks, on each of them. Exact where no two ranks give an element other than 0."""
+        """`mine` becomes the sum over all ranks. Exact where no two of them give the same element other than 0."""
         if self.size > 1:
             dist.all_reduce(mine)
         return mine
@@ -117,9 +118,7 @@ def lead_ranks(
     if size == 1:
         yield ALONE
         return
-    listener = socket.create_server(
-        (LOOPBACK, 0)
-    )  # the store takes it over: a port that is looked up may be lost again
+    listener = socket.create_server((LOOPBACK, 0))  # the store takes it over: no port is looked up and lost again
     port = listener.getsockname()[1]
     store = dist.TCPStore(
         LOOPBACK,
@@ -162,9 +161,20 @@ def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[Ranks]:
     )
     try:
         yield ranks
-    finally:
-        if dist.is_initialized():  # not where it was aborted
-            dist.destroy_process_group()
+    except BaseException:
+        _leave(abort=cuda)
+        raise
+    _leave(abort=False)
+
+
+def _leave(*, abort: bool) -> None:
+    """End the group of processes. `abort`: NCCL would else wait for those that are not about to leave, or are gone."""
+    if not dist.is_initialized():  # aborted already
+        return
+    if abort:
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 class _Followers:
@@ -176,8 +186,8 @@ class _Followers:
         self._environment = environment
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         """By rank."""
-        self._ended = threading.Event()
-        """One has ended, and should not have."""
+        self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        """Rank and exit code of each that has ended and should not have, in that order: the others follow the first."""
         self._dismissed = threading.Event()
 
     def start(self, meeting: Meeting) -> None:
@@ -206,14 +216,15 @@ class _Followers:
 
     def watch(self, *, abort: bool) -> None:
         """Notice a bad end of each. gloo then fails by itself; NCCL would wait on, unless told to `abort`."""
-        for process in self._processes.values():
-            threading.Thread(target=self._notice, args=(process, abort), daemon=True).start()
+        for rank in self._processes:
+            threading.Thread(target=self._notice, args=(rank, abort), daemon=True).start()
 
-    def _notice(self, process: subprocess.Popen[bytes], abort: bool) -> None:
-        if process.wait() and not self._dismissed.is_set():
-            self._ended.set()
+    def _notice(self, rank: int, abort: bool) -> None:
+        code = self._processes[rank].wait()
+        if code and not self._dismissed.is_set():
+            self._ended.put((rank, code))
             if abort:
-                dist.distributed_c10d._abort_process_group()
+                _leave(abort=True)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -221,10 +232,11 @@ class _Followers:
         try:
             yield
         except RuntimeError as error:
-            if not self._ended.wait(NOTICE_S):
-                raise
-            codes = {rank: process.poll() for rank, process in self._processes.items()}
-            raise next(self._error(rank, code) for rank, code in codes.items() if code) from error
+            try:
+                ended = self._ended.get(timeout=NOTICE_S)
+            except queue.Empty:
+                raise error from None  # our own
+            raise self._error(*ended) from error
 
     def _error(self, rank: int, code: int) -> LaunchError:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
