@@ -1,7 +1,17 @@
 """What this process has started outside itself, and must not outlive it."""
 
 from clawhpc.ledger.discard import discard
+from clawhpc.ledger.janitor import Remains, clear_remains, find_remains
 from clawhpc.ledger.owner import Ledger, default_root
 from clawhpc.ledger.reap import kill_marked, remove_tree
 
-__all__ = ["Ledger", "default_root", "discard", "kill_marked", "remove_tree"]
+__all__ = [
+    "Ledger",
+    "Remains",
+    "clear_remains",
+    "default_root",
+    "discard",
+    "find_remains",
+    "kill_marked",
+    "remove_tree",
+]

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from clawhpc.errors import UserError
 from clawhpc.ledger import reap
+from clawhpc.ledger.janitor import clear_remains
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +58,19 @@ class Ledger:
         self._watchdog = watchdog
 
     @classmethod
-    def open(cls, root: Path | None = None) -> Ledger:
+    def open(cls, root: Path | None = None, *, clear: bool = True) -> Ledger:
         """Reap dead owners on `root`, and become a living one.
 
         `root`: a folder of this user's on a local file system; made if missing. Raises UserError where it is unusable.
+        `clear=False` leaves what the dead have left, for who wants to look at it first.
         """
         root = root or default_root()
         owner = secrets.token_hex(4)
         if len(os.fsencode(root / owner)) > MAX_SCRATCH_LENGTH:
             raise UserError(f"{root}: too long a path for unix sockets below it; choose a folder nearer to /")
         _make_private(root)
-        _reap_dead(root)
+        for failure in clear_remains(root) if clear else ():
+            log.warning(failure)
         lock = _lock_new(root, owner)
         (root / owner).mkdir(mode=0o700)
         return cls(root=root, owner=owner, lock=lock, watchdog=_start_watchdog(root, owner))
@@ -130,34 +133,6 @@ def _make_private(root: Path) -> None:
         raise UserError(f"{root}: must be a folder that only you may enter (chmod 700); remove it or choose another")
 
 
-def _reap_dead(root: Path) -> None:
-    """Remove what owners on `root` left that have died together with their watchdogs.
-
-    Again as long as there were some: a nested owner dies only when the outer one is reaped.
-    """
-    while any([_reap_if_dead(root, path) for path in root.glob("*.lock")]):
-        pass
-
-
-def _reap_if_dead(root: Path, path: Path) -> bool:
-    """Reap the owner whose lock file is `path`, if it is dead; True if nothing of it is left. Never in anyone's way."""
-    try:
-        lock = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            reap.reap(root, path.stem)
-        finally:
-            os.close(lock)
-    except (BlockingIOError, FileNotFoundError):
-        return False  # it lives, or another process is reaping it, or has done so
-    except OSError as error:
-        log.warning("%s: left by an owner that died, and cannot be cleared away: %s", path, error)
-        return False
-    if path.exists():
-        log.warning("%s: left by an owner that died; some of it cannot be killed or removed", path.with_suffix(""))
-    return not path.exists()
-
-
 def _lock_new(root: Path, owner: str) -> int:
     """The lock that says "this owner lives", on disk before anything is started. The kernel frees it when we die."""
     path = reap.lock_path(root, owner)
@@ -167,7 +142,8 @@ def _lock_new(root: Path, owner: str) -> int:
         if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
             break
         os.close(lock)  # another process took the new file for a dead owner's, and has removed it
-    os.write(lock, json.dumps({"pid": os.getpid(), "command": sys.argv}).encode())
+    note = {"pid": os.getpid(), "host": os.uname().nodename, "command": sys.argv}
+    os.write(lock, json.dumps(note).encode())
     return lock
 
 

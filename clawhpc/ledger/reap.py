@@ -123,17 +123,17 @@ def signal_all(pids: set[int], number: signal.Signals) -> None:
 
 def unmount_below(folder: Path) -> None:
     """Detach every mount in `folder`, the innermost first."""
-    for point, kind in reversed(_mounts()):
-        if point.is_relative_to(folder):
-            command = ["fusermount3", "-u", "-z"] if kind.startswith("fuse") else ["umount", "-l"]
-            with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run([*command, str(point)], timeout=2, check=False, capture_output=True)
+    for point, kind in reversed(mounts_below(folder)):
+        command = ["fusermount3", "-u", "-z"] if kind.startswith("fuse") else ["umount", "-l"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([*command, str(point)], timeout=2, check=False, capture_output=True)
 
 
-def _mounts() -> list[tuple[Path, str]]:
-    """Mount points and their kinds, in order of mounting; the kernel writes a space as `\\040`."""
+def mounts_below(folder: Path) -> list[tuple[Path, str]]:
+    """Mount points in `folder` and their kinds, in order of mounting; the kernel writes a space as `\\040`."""
     rows = [line.split(" ") for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()]
-    return [(Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), row[1])), row[2]) for row in rows]
+    points = [(Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), row[1])), row[2]) for row in rows]
+    return [(point, kind) for point, kind in points if point.is_relative_to(folder)]
 
 
 def remove_tree(folder: Path) -> None:

@@ -1,0 +1,134 @@
+"""What dead owners have left on this machine: found by the locks that died with them, described, cleared away."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawhpc.ledger import reap
+
+MOST_FILES = 10_000
+"""That are counted in one folder: nobody needs to know more exactly, and a million take a while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remains:
+    """What is left of one owner that is dead."""
+
+    owner: str
+    pid: int | None
+    """Of the owner while it lived; None where it died before it could say."""
+    command: str
+    processes: tuple[int, ...]
+    """That it started, and what descends from them; a living owner that it started is among them."""
+    mounts: tuple[Path, ...]
+    num_sockets: int
+    num_files: int
+    """In its scratch folder, sockets among them; MOST_FILES stands for that or more."""
+
+    @property
+    def summary(self) -> str:
+        """For a person, in one line."""
+        who = f"process {self.pid} ({self.command})" if self.pid else "process unknown"
+        return (
+            f"{self.owner}: {who} has left {len(self.processes)} processes, {len(self.mounts)} mounts, "
+            f"{self.num_sockets} sockets, {self.num_files} files"
+        )
+
+
+def find_remains(root: Path) -> tuple[Remains, ...]:
+    """What there is of dead owners on `root`. Touches nothing, and nobody who lives."""
+    return tuple(_describe(root, lock.stem) for lock in sorted(root.glob("*.lock")) if _is_dead(lock))
+
+
+def clear_remains(root: Path) -> tuple[str, ...]:
+    """Remove what owners on `root` left that have died together with their watchdogs; one line for each that stays.
+
+    Again as long as there were some: a nested owner dies only when the outer one is reaped.
+    """
+    failures: dict[Path, str] = {}
+    while any([_clear(root, lock, failures) for lock in root.glob("*.lock")]):
+        failures.clear()
+    return tuple(failures.values())
+
+
+def _clear(root: Path, lock: Path, failures: dict[Path, str]) -> bool:
+    """Reap the owner whose lock file is `lock`, if it is dead; True if nothing of it is left. Never in anyone's way."""
+    try:
+        with _dead(lock):
+            reap.reap(root, lock.stem)
+    except (BlockingIOError, FileNotFoundError):
+        return False  # it lives, or another process is reaping it, or has done so
+    except OSError as error:
+        failures[lock] = f"{lock}: left by an owner that died, and cannot be cleared away: {error}"
+        return False
+    if lock.exists():
+        failures[lock] = f"{lock.with_suffix('')}: left by an owner that died; some of it cannot be killed or removed"
+    return not lock.exists()
+
+
+@contextmanager
+def _dead(lock: Path) -> Iterator[None]:
+    """The owner of `lock` is dead, and in the block nobody else clears it away. BlockingIOError where it may live.
+
+    On a folder that hosts share, against all advice, the locks of another host may look free: its owners are its own.
+    """
+    file = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _note(lock).get("host", os.uname().nodename) != os.uname().nodename:
+            raise BlockingIOError(f"{lock}: of another host")
+        yield
+    finally:
+        os.close(file)
+
+
+def _is_dead(lock: Path) -> bool:
+    with suppress(OSError), _dead(lock):
+        return True
+    return False
+
+
+def _note(lock: Path) -> dict[str, Any]:
+    """What the owner wrote into its lock; nothing where it died before."""
+    with suppress(ValueError):
+        note = json.loads(lock.read_bytes())
+        return note if isinstance(note, dict) else {}
+    return {}
+
+
+def _describe(root: Path, owner: str) -> Remains:
+    note: dict[str, Any] = {}
+    with suppress(OSError):
+        note = _note(reap.lock_path(root, owner))
+    num_files, num_sockets = _count(root / owner)
+    return Remains(
+        owner=owner,
+        pid=note.get("pid"),
+        command=" ".join(map(str, note.get("command", ()))),
+        processes=tuple(sorted(reap.find_marked(reap.owner_marker(owner), set()))),
+        mounts=tuple(point for point, _ in reap.mounts_below(root / owner)),
+        num_sockets=num_sockets,
+        num_files=num_files,
+    )
+
+
+def _count(folder: Path) -> tuple[int, int]:
+    """Files and sockets in `folder`, of which no link is followed, as far as it can be read."""
+    num_files = num_sockets = 0
+    folders = [folder]
+    while folders and num_files < MOST_FILES:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry))
+                else:
+                    num_files += 1
+                    num_sockets += Path(entry).is_socket()
+    return min(num_files, MOST_FILES), num_sockets
