@@ -6,7 +6,7 @@ batch.py         trees -> rows in which each token stands once, shared prompt he
 attention.py     exact attention over such a row
 networks.py      policy and critic over a row
 losses.py        log-probs and objectives, pure; value_scale.py: the unit of returns
-module.py        the optimizer updates of a step; rl_module.py: of reinforcement learning; means.py: what is logged of them
+module.py        the optimizer updates of a step; rl_module.py: of RL; means.py: what is logged of them
 ranks.py         several processes as one learner; sharding.py: their networks; follower.py: the others' program
 data.py          steps in order, each when it is asked for
 callbacks.py     checkpoint, publish, log

@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 import torch
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
@@ -230,6 +231,7 @@ def _fit(
 
 
 def _silence_lightning() -> None:
-    """No hardware report, no advertisement, and no warning that is Lightning's own to heed."""
+    """No hardware report, no advertisement, no advice to start by srun, no warning that is its own to heed."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="The `srun` command is available", category=PossibleUserWarning)
