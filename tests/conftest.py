@@ -12,7 +12,7 @@ hypothesis.settings.register_profile("clawhpc", deadline=None)
 hypothesis.settings.load_profile("clawhpc")
 
 # Each may import those before it.
-pytest_plugins = ["tests.sandbox_parts", "tests.engine_parts", "tests.campaign_parts"]
+pytest_plugins = ["tests.sandbox_parts", "tests.engine_parts", "tests.campaign_parts", "tests.slurm_cluster"]
 
 
 @pytest.fixture
