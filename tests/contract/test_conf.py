@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
 from clawhpc.config import CONF_DIR, RunConfig, open_campaign, register_defaults, typed
@@ -60,6 +61,19 @@ def test_an_experiment_may_choose_its_algorithm_and_change_its_values(tmp_path: 
     assert (loss.objective, loss.clip_low, loss.clip_high) == ("cispo", 1.0, 7.0)
     loss = typed(compose_config(search, "experiment=mine", "learner.loss.clip_high=2")).learner.loss
     assert loss.clip_high == 2.0
+
+
+@pytest.mark.parametrize("override", ["credit.role_weights={subagent: 0.5}", "credit.role_weights.subagent=0.5"])
+def test_a_role_that_no_file_names_gets_its_weight_on_the_command_line(override: str) -> None:
+    assert typed(compose_config(override)).credit.role_weights == {"subagent": 0.5}
+
+
+def test_a_mapping_with_free_keys_opens_no_other() -> None:
+    assert typed(compose_config("launch.parameters.constraint=cpu")).launch.parameters == {"constraint": "cpu"}
+    with pytest.raises(UserError, match=r"role_weights.subagnt=1.0: allowed are subagent, compaction, side"):
+        typed(compose_config("credit.role_weights.subagnt=1"))
+    with pytest.raises(ConfigCompositionException):
+        compose_config("credit.weights=1")
 
 
 def test_the_seed_is_handed_on_to_every_part() -> None:
