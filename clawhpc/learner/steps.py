@@ -79,7 +79,8 @@ def build_rl_step(
     taught = [lesson for lesson in wanted if lesson.num_tokens]
     if not taught:
         _check_budget(wanted, settings)
-    rows = _rows([lesson.tree for lesson in taught], settings, _temperature(records))
+    trains = any(lesson.weights.any() for lesson in taught)  # else all are stale: an update would be momentum alone
+    rows = _rows([lesson.tree for lesson in taught] if trains else [], settings, _temperature(records))
     metrics = {
         "train/reward": credited[CallRole.MAIN].reward_mean,
         **_credit_metrics(credited, credit),

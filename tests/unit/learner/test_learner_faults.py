@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
@@ -22,7 +23,16 @@ from clawhpc.learner.trainer import _fit
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord
 from tests.fakes.disk import largest_file
-from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, equal, rollouts, rows_of, with_logprobs
+from tests.fakes.learner_campaign import (
+    NUM_STEPS,
+    SETTINGS,
+    Campaign,
+    Killed,
+    equal,
+    rollouts,
+    rows_of,
+    with_logprobs,
+)
 
 
 class Faulty(RlModule):
@@ -45,6 +55,21 @@ def test_an_update_whose_gradient_is_not_finite_leaves_no_trace_and_is_counted(p
     with (tmp_path / "Faulty" / "metrics.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (float(row["train/skipped_updates"]), math.isfinite(float(row["train/grad_norm"]))) == (1.0, True)
+
+
+@pytest.mark.parametrize("credit", [CreditSettings(), CreditSettings(estimator="path_gae")])
+def test_a_step_whose_draws_are_all_stale_leaves_the_policy_as_it_is(
+    credit: CreditSettings, policy: Path, tmp_path: Path
+) -> None:
+    campaign = Campaign(
+        RunPaths(tmp_path), collect=lambda step: rollouts(min(step, 2)), credit=credit, num_steps=NUM_STEPS
+    )
+    last = campaign.train(policy)
+    before = load_file(campaign.run.policy(NUM_STEPS - 1) / "model.safetensors")
+    stale, trained = (float(rows_of(campaign.run)[step]["train/stale_tokens"]) for step in (NUM_STEPS - 1, 0))
+    assert (stale > 0, trained) == (True, 0.0)
+    assert equal(last, before)
+    assert not equal(before, load_file(campaign.run.policy(NUM_STEPS - 2) / "model.safetensors"))
 
 
 def test_a_step_without_a_finite_gradient_ends_the_fit_before_anything_is_written(policy: Path, tmp_path: Path) -> None:
