@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from safetensors.torch import load_file
 
 from clawhpc.credit.settings import CreditSettings
-from clawhpc.learner.settings import LearnerSettings, PolicySettings
+from clawhpc.learner.settings import CriticSettings, LearnerSettings, LossSettings, PolicySettings
 from clawhpc.learner.trainer import LearnerPaths, fit_rl
 from clawhpc.paths import RunPaths
 from clawhpc.records import CallRecord, RolloutRecord
@@ -26,6 +26,17 @@ from tests.fakes.workers import Killed
 SMALL = PolicySettings(num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, ffn_size=32)
 SETTINGS = LearnerSettings(lr=1e-2, warmup_steps=1, epochs=2, token_budget=200)
 NUM_STEPS = 4
+OWN_CRITIC = CriticSettings(backbone="own", lr=1e-2)
+SHARED_CRITIC = CriticSettings(backbone="policy", lr=1e-2)
+ALGORITHMS: dict[str, tuple[LearnerSettings, CreditSettings]] = {
+    "grpo": (SETTINGS, CreditSettings()),
+    "grpo with a reference": (replace(SETTINGS, loss=LossSettings(kl_coef=0.1)), CreditSettings()),
+    "ppo": (replace(SETTINGS, critic=OWN_CRITIC), CreditSettings(estimator="path_gae")),
+    "ppo with one backbone": (
+        replace(SETTINGS, critic=SHARED_CRITIC),
+        CreditSettings(estimator="tree_gae", gae_lambda=0.9),
+    ),
+}
 
 
 def rollouts(step: int) -> list[RolloutRecord]:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import logging
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
 import pytest
 
 from clawhpc.credit.settings import CreditSettings
@@ -15,6 +18,7 @@ from clawhpc.records import CallRole, Outcome, RolloutRecord
 from tests.fakes.learner_trees import context, draw, plant
 from tests.fakes.records import make_group, make_record
 from tests.fakes.session import Session
+from tests.fakes.tree_task import NUM_SAMPLES, WORDS, attempt_tasks
 
 SETTINGS = LearnerSettings()
 STEP = 5
@@ -134,6 +138,40 @@ def test_calls_of_other_roles_do_not_train() -> None:
     batch = step([titled, rollout("a", 1, 0.0)])
     assert len(weights_by_rollout(batch)[0]) == 2
     assert batch.metrics["tree/dropped_role"] == 1
+
+
+@pytest.mark.parametrize("credit", [CreditSettings(), CreditSettings(estimator="path_gae", gae_lambda=0.9)])
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("normaliser", ["token", "rollout"])
+def test_what_else_trains_changes_no_bit_of_the_main_paths_credit(
+    credit: CreditSettings, forks: bool, normaliser: Normaliser
+) -> None:
+    settings = replace(SETTINGS, loss=LossSettings(normaliser=normaliser))
+    alone = credit_by_token(settings, credit, forks=forks)
+    beside = credit_by_token(settings, replace(credit, role_weights={"subagent": 0.5}), forks=forks)
+    assert len(beside) > len(alone) > 0
+    assert {name: beside[name] for name in alone} == alone
+    assert any(advantage and weight for name, (advantage, weight) in beside.items() if name not in alone)
+
+
+def credit_by_token(
+    settings: LearnerSettings, credit: CreditSettings, *, forks: bool
+) -> dict[float, tuple[float, float]]:
+    """Sampling log-prob of each token, by which it is known -> its advantage and weight."""
+    rng, names = random.Random(0), itertools.count(1)
+
+    def draw(prompts: list[tuple[int, ...]]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        return [(tuple(rng.choices(WORDS, k=2)), (-next(names) / 1024, -next(names) / 1024)) for _ in prompts]
+
+    attempts = attempt_tasks(draw, forks=forks, version=STEP)
+    records = [attempt.record(STEP, number % NUM_SAMPLES) for number, attempt in enumerate(attempts)]
+    batch = build_rl_step(STEP, records, settings, credit)
+    tokens, advantages = batch.draws.sampling_logprobs.tolist(), batch.draws.advantages.tolist()
+    if batch.credit is not None:
+        advantages = batch.credit(np.sin(1000 * np.array(tokens))).advantages.tolist()
+    known = dict(zip(tokens, zip(advantages, batch.draws.token_weight.tolist(), strict=True), strict=True))
+    assert len(known) == len(tokens)
+    return known
 
 
 def test_draws_that_are_staler_than_allowed_do_not_train_and_are_counted() -> None:

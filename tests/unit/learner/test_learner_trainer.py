@@ -25,6 +25,7 @@ from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
 from clawhpc.tree.nodes import CallTree
 from tests.fakes.learner_campaign import (
+    ALGORITHMS,
     NUM_STEPS,
     SETTINGS,
     Campaign,
@@ -49,12 +50,20 @@ def test_each_step_is_collected_after_its_policy_is_published_and_not_before(pol
     assert equal(load_file(campaign.run.policy(0) / "model.safetensors"), load_file(policy / "model.safetensors"))
 
 
+KILLS = [("policy", 0), ("collect", 0), ("policy", 2), ("collect", 2), ("policy", 4)]
+
+
 @pytest.mark.parametrize(
-    ("event", "step"), [("policy", 0), ("collect", 0), ("policy", 2), ("collect", 2), ("policy", 4)]
+    ("algorithm", "event", "step"),
+    [*(("grpo", *kill) for kill in KILLS), *((other, "collect", 2) for other in ALGORITHMS if other != "grpo")],
 )
-def test_a_killed_run_that_goes_on_ends_with_the_same_bits(policy: Path, tmp_path: Path, event: str, step: int) -> None:
-    whole = Campaign(RunPaths(tmp_path / "whole"), settings=replace(SETTINGS, schedule="linear")).train(policy)
-    killed = Campaign(RunPaths(tmp_path / "killed"), settings=replace(SETTINGS, schedule="linear"))
+def test_a_killed_run_that_goes_on_ends_with_the_same_bits(
+    policy: Path, tmp_path: Path, algorithm: str, event: str, step: int
+) -> None:
+    settings, credit = ALGORITHMS[algorithm]
+    settings = replace(settings, schedule="linear")
+    whole = Campaign(RunPaths(tmp_path / "whole"), settings=settings, credit=credit).train(policy)
+    killed = Campaign(RunPaths(tmp_path / "killed"), settings=settings, credit=credit)
     killed.kill_when = lambda *now: now == (event, step)
     with pytest.raises(Killed):
         killed.train(policy)
@@ -64,6 +73,28 @@ def test_a_killed_run_that_goes_on_ends_with_the_same_bits(policy: Path, tmp_pat
     assert [at for what, at in killed.events if what == "collect"] == list(steps), (
         "steps that are done are not made again"
     )
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ppo with one backbone"])
+def test_while_the_critic_warms_up_it_alone_learns(policy: Path, tmp_path: Path, algorithm: str) -> None:
+    settings, credit = ALGORITHMS[algorithm]
+    settings = replace(settings, critic=replace(settings.critic, warmup_steps=2), keep_checkpoints=3)
+    run = RunPaths(tmp_path)
+    Campaign(run, settings=settings, credit=credit, num_steps=3).train(policy)
+    weights = [load_file(run.policy(step) / "model.safetensors") for step in range(4)]
+    assert equal(weights[0], weights[1])
+    assert equal(weights[1], weights[2])
+    assert not equal(weights[2], weights[3])
+    first, second, _ = map(critic_weights, list_checkpoints(run.checkpoints))
+    assert all(not torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+def critic_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Those that only the critic has."""
+    state = torch.load(checkpoint, weights_only=False)["state_dict"]
+    found = {name: weight for name, weight in state.items() if name.startswith(("critic.", "policy.value_head."))}
+    assert found
+    return found
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
