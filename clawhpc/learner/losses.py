@@ -1,7 +1,7 @@
 """Log-probs and objectives. Pure: tensors in, tensors out.
 
 Every objective is a weighted sum over the trained tokens of a row. The weights carry the denominator of the whole step,
-so that rows, and later ranks, add up to the loss of the step however it is split (law 3).
+so that rows and ranks add up to the loss of the step however it is split (law 3).
 
 Shapes: N trained tokens of a row, K their places on conversation paths, P such paths, D hidden size, V vocabulary of
 the output head.

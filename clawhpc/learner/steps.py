@@ -25,11 +25,11 @@ from clawhpc.errors import UserError
 from clawhpc.learner.batch import Draws, StepTree, TreeBatch, build_batches
 from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
-from clawhpc.records import CallRole, RolloutRecord, VersionSpan
+from clawhpc.records import CallRole, RolloutRecord
 from clawhpc.tree.conversation import conversation_turns
 from clawhpc.tree.cut import refuse_long_paths
 from clawhpc.tree.drift import measure_drift
-from clawhpc.tree.nodes import CallTree, Node
+from clawhpc.tree.nodes import CallTree
 from clawhpc.tree.prune import DropRule, PrunedTree, prune_tree
 
 log = logging.getLogger(__name__)
@@ -313,29 +313,3 @@ def _drift_metrics(records: Sequence[RolloutRecord], pruned: Mapping[str, Pruned
         "drift/reencoded_replies": float(sum(drift.reencoded_replies for drift in drifts.values())),
         "drift/unexplained_leaves": float(sum(drift.unexplained_leaves for drift in drifts.values())),
     }
-
-
-def sequence_tree(name: str, token_ids: Sequence[int], trained: Sequence[bool]) -> CallTree:
-    """One plain sequence as a tree without forks: runs of `trained` tokens are its draws (for imitation only)."""
-    nodes: list[Node] = []
-    start = 0
-    for stop in range(1, len(token_ids) + 1):
-        if stop == len(token_ids) or trained[stop] != trained[start]:
-            nodes.append(_sequence_node(len(nodes), start, tuple(token_ids[start:stop]), trained[start]))
-            start = stop
-    leaf_of_call = {node.call_id: node.node_id for node in nodes if node.call_id is not None}
-    return CallTree(rollout_id=name, nodes=tuple(nodes), leaf_of_call=leaf_of_call)
-
-
-def _sequence_node(node_id: int, start: int, token_ids: tuple[int, ...], trained: bool) -> Node:
-    length = len(token_ids)
-    return Node(
-        node_id=node_id,
-        parent_id=node_id - 1 if node_id else None,
-        start=start,
-        token_ids=token_ids,
-        sampled=trained,
-        sampling_logprobs=(0.0,) * length if trained else (),
-        weight_versions=(VersionSpan(version=0, start=0, end=length),) if trained else (),
-        call_id=node_id if trained else None,
-    )

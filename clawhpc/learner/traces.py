@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from clawhpc.engine.render import ChatRenderer, RecordedReply
 from clawhpc.errors import LaunchError
-from clawhpc.learner.steps import sequence_tree
 from clawhpc.records import CallRecord, Conversation, Message, Outcome, Reply, RolloutRecord
 from clawhpc.tasks.families import SmallTask, Split, draw_task
 from clawhpc.tasks.oracle import carry_over, oracle_reply
 from clawhpc.tree.nodes import CallTree
+from clawhpc.tree.sequence import sequence_tree
 
 ISO_DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 

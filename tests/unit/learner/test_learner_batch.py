@@ -2,7 +2,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawhpc.learner.batch import TreeBatch, _Size, build_batches, merge_trees
+from clawhpc.learner.batch import TreeBatch, _Size, build_batches
+from clawhpc.tree.merge import merge_trees
 from clawhpc.tree.nodes import CallTree
 from tests.fakes.learner_trees import context, draw, forest, pack, plant, random_tree
 

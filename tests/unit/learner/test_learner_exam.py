@@ -14,10 +14,10 @@ from clawhpc.learner.exam import Exam, Gate, describe, mean_rate
 from clawhpc.learner.networks import TreePolicy, load_tree_policy
 from clawhpc.learner.policy import create_policy, load_policy, sequence_logprobs
 from clawhpc.learner.settings import LearnerSettings, PolicySettings
-from clawhpc.learner.steps import sequence_tree
 from clawhpc.learner.tokenizer import train_tokenizer
 from clawhpc.learner.traces import Skill
 from clawhpc.tree.nodes import CallTree
+from clawhpc.tree.sequence import sequence_tree
 
 CREATE, RELAY = Skill("pi", "create"), Skill("pi", "relay")
 SMALL = PolicySettings(

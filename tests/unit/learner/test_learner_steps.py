@@ -13,8 +13,9 @@ import pytest
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings, LossSettings, Normaliser
-from clawhpc.learner.steps import StepBatch, _prune, build_rl_step, build_sft_step, sequence_tree
+from clawhpc.learner.steps import StepBatch, _prune, build_rl_step, build_sft_step
 from clawhpc.records import CallRole, Outcome, RolloutRecord
+from clawhpc.tree.sequence import sequence_tree
 from tests.fakes.learner_trees import context, draw, plant
 from tests.fakes.records import make_group, make_record
 from tests.fakes.session import Session

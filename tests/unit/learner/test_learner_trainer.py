@@ -19,11 +19,11 @@ from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.callbacks import list_checkpoints
 from clawhpc.learner.policy import load_policy
-from clawhpc.learner.steps import sequence_tree
 from clawhpc.learner.trainer import LearnerPaths, fit_sft
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
 from clawhpc.tree.nodes import CallTree
+from clawhpc.tree.sequence import sequence_tree
 from tests.fakes.learner_campaign import (
     ALGORITHMS,
     NUM_STEPS,
