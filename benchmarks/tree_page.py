@@ -117,25 +117,9 @@ def write_page(results: Results, path: Path) -> None:
 
 
 def _lines(results: Results) -> list[str]:
-    machine = results.machine
     kept, recomputed = results.kept, results.recomputed
     return [
-        "# Computing every token once, measured",
-        "",
-        f"{time.strftime('%Y-%m-%d')}, {results.device}: {machine.cores} cores ({machine.processor}), "
-        f"{machine.memory_gib:.0f} GiB, {results.threads} threads; load {results.load:.2f} at the start, and other processes "
-        f"used {machine.others:.0%} of the cores during the run. {results.model} "
-        f"Made by `python -m benchmarks.tree --write`.",
-        "",
-        *(["**The machine was busy: these figures are not to be relied on.**", ""] if machine.busy else []),
-        "Forward and backward of one step's policy gradient, on the tree and on the rows that others make of it: one for each "
-        "root-to-leaf path, or one for each call. "
-        f"All lengths are those of real runs times {results.scale:g}. The ideal is the ratio of FLOPs; attention grows with "
-        "the square of a path, so it differs from the ratio of tokens. Medians of "
-        f"{results.repeats} turns, in which all three are computed one after the other.",
-        "",
-        f"![speed-up and peak memory by sharing]({'tree.png'})",
-        "",
+        *_head(results),
         "## Against per-path rows",
         "",
         "Sharing: tokens of the paths that the tree does not compute again.",
@@ -178,6 +162,28 @@ def _lines(results: Results) -> list[str]:
         f"- Making the rows of the tree is no part of its time: {max(cell.build_s for cell in results.cells):.2f} s at most, once a step.",
         "- FLOPs: three forward passes' worth for the layers, 3.5 for attention, which computes its scores again, four for the head.",
         _published(results),
+    ]
+
+
+def _head(results: Results) -> list[str]:
+    machine = results.machine
+    return [
+        "# Computing every token once, measured",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {results.device}: {machine.cores} cores ({machine.processor}), "
+        f"{machine.memory_gib:.0f} GiB, {results.threads} threads; load {results.load:.2f} at the start, and other processes "
+        f"used {machine.others:.0%} of the cores during the run. {results.model} "
+        "Made by `python -m benchmarks.tree --write`.",
+        "",
+        *(["**The machine was busy: these figures are not to be relied on.**", ""] if machine.busy else []),
+        "Forward and backward of one step's policy gradient, on the tree and on the rows that others make of it: one for each "
+        "root-to-leaf path, or one for each call. "
+        f"All lengths are those of real runs times {results.scale:g}. The ideal is the ratio of FLOPs; attention grows with "
+        "the square of a path, so it differs from the ratio of tokens. Medians of "
+        f"{results.repeats} turns, in which all three are computed one after the other.",
+        "",
+        "![speed-up and peak memory by sharing](tree.png)",
+        "",
     ]
 
 
