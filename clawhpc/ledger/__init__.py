@@ -1,11 +1,12 @@
 """What this process has started outside itself, and must not outlive it."""
 
 from clawhpc.ledger.discard import discard
-from clawhpc.ledger.janitor import Remains, clear_remains, find_remains
+from clawhpc.ledger.janitor import Cleared, Remains, clear_remains, find_remains
 from clawhpc.ledger.owner import Ledger, default_root
 from clawhpc.ledger.reap import kill_marked, remove_tree
 
 __all__ = [
+    "Cleared",
     "Ledger",
     "Remains",
     "clear_remains",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clawhpc.errors import UserError
 from clawhpc.ledger import reap
 
 MOST_FILES = 10_000
@@ -42,20 +44,32 @@ class Remains:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cleared:
+    """What has become of the remains."""
+
+    owners: tuple[str, ...]
+    """Of whom nothing is left."""
+    failures: tuple[str, ...]
+    """A line for each of whom something is."""
+
+
 def find_remains(root: Path) -> tuple[Remains, ...]:
-    """What there is of dead owners on `root`. Touches nothing, and nobody who lives."""
-    return tuple(_describe(root, lock.stem) for lock in sorted(root.glob("*.lock")) if _is_dead(lock))
+    """What there is of dead owners on `root`; touches none of it. UserError: see `check_private`."""
+    return tuple(_describe(root, lock.stem) for lock in _locks(root) if _is_dead(lock))
 
 
-def clear_remains(root: Path) -> tuple[str, ...]:
-    """Remove what owners on `root` left that have died together with their watchdogs; one line for each that stays.
+def clear_remains(root: Path) -> Cleared:
+    """Remove what owners on `root` left that have died together with their watchdogs. UserError: see `check_private`.
 
     Again as long as there were some: a nested owner dies only when the outer one is reaped.
     """
+    owners: list[str] = []
     failures: dict[Path, str] = {}
-    while any([_clear(root, lock, failures) for lock in root.glob("*.lock")]):
+    while cleared := [lock.stem for lock in _locks(root) if _clear(root, lock, failures)]:
+        owners += cleared
         failures.clear()
-    return tuple(failures.values())
+    return Cleared(owners=tuple(owners), failures=tuple(failures.values()))
 
 
 def _clear(root: Path, lock: Path, failures: dict[Path, str]) -> bool:
@@ -71,6 +85,21 @@ def _clear(root: Path, lock: Path, failures: dict[Path, str]) -> bool:
     if lock.exists():
         failures[lock] = f"{lock.with_suffix('')}: left by an owner that died; some of it cannot be killed or removed"
     return not lock.exists()
+
+
+def _locks(root: Path) -> list[Path]:
+    """Of all owners on `root`, dead and alive; none where there is no such folder."""
+    if not os.path.lexists(root):
+        return []
+    check_private(root)
+    return sorted(root.glob("*.lock"))
+
+
+def check_private(root: Path) -> None:
+    """UserError unless `root` is this user's own folder: what others put there must be neither trusted nor reaped."""
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(f"{root}: must be a folder that only you may enter (chmod 700); remove it or choose another")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import selectors
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from types import TracebackType
 
 from clawhpc.errors import UserError
 from clawhpc.ledger import reap
-from clawhpc.ledger.janitor import clear_remains
+from clawhpc.ledger.janitor import check_private, clear_remains
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Ledger:
         if len(os.fsencode(root / owner)) > MAX_SCRATCH_LENGTH:
             raise UserError(f"{root}: too long a path for unix sockets below it; choose a folder nearer to /")
         _make_private(root)
-        for failure in clear_remains(root) if clear else ():
+        for failure in clear_remains(root).failures if clear else ():
             log.warning(failure)
         lock = _lock_new(root, owner)
         (root / owner).mkdir(mode=0o700)
@@ -126,11 +125,9 @@ def _make_private(root: Path) -> None:
     """Make `root`, readable by this user alone; in /tmp, somebody else may have made it first."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.lstat()
+        check_private(root)
     except OSError as error:
         raise UserError(f"{root}: no folder for temporary files can be made there: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UserError(f"{root}: must be a folder that only you may enter (chmod 700); remove it or choose another")
 
 
 def _lock_new(root: Path, owner: str) -> int:

@@ -1,0 +1,175 @@
+"""What of Slurm works from here, and what its partitions allow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from clawhpc.checkup.finding import Finding, State, lacking
+from clawhpc.checkup.machine import Machine
+
+TOOLS = ("sbatch", "srun", "squeue", "sacct", "sinfo", "scontrol", "scancel")
+NODES_FORMAT = "%P|%a|%l|%D|%c|%m|%G"
+"""For sinfo: partition (the default one with a star), up or not, time limit, nodes, cores, MB of memory, gres."""
+NO_PARTITION = "there is no default one"
+MINUTES_PER_DAY = 24 * 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmNeeds:
+    """What a campaign asks of Slurm."""
+
+    needed: bool
+    """Whether its workers are Slurm jobs."""
+    partition: str | None = None
+    """None: the cluster's default."""
+    timeout_min: int = 60
+    num_workers: int = 1
+    wants_gpus: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Nodes of one kind in one partition."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    limit_min: float
+    """Of one job; infinite where there is none."""
+    text: str
+    """For a person."""
+    gres: str
+
+
+def check_slurm(machine: Machine, needs: SlurmNeeds) -> list[Finding]:
+    """A row for each part of Slurm that campaigns rely on."""
+    row = partial(_row, needs)
+    absent = [tool for tool in TOOLS if machine.find(tool) is None]
+    if absent:
+        found = "not on this machine" if len(absent) == len(TOOLS) else f"no {', '.join(absent)}"
+        return [row("Slurm", False, found, "module load slurm, or log in to a login node")]
+    told = machine.ask("scontrol", "show", "config")
+    if not told.ok:
+        found = f"the controller does not answer: {told.reason}"
+        return [row("Slurm", False, found, "scontrol ping; or log in to a login node")]
+    settings = read_settings(told.output)
+    found = f"{settings.get('SLURM_VERSION', '?')}, cluster {settings.get('ClusterName', '?')}; the controller answers"
+    return [
+        row("Slurm", True, found, ""),
+        _accounting(machine, settings, row),
+        check_requeue(settings),
+        check_arrays(settings, needs),
+        check_tracking(settings),
+        *check_partitions(read_partitions(machine.ask("sinfo", "-h", "-o", NODES_FORMAT).output), needs),
+    ]
+
+
+Row = Callable[[str, bool, str, str], Finding]
+
+
+def _row(needs: SlurmNeeds, what: str, works: bool, found: str, remedy: str) -> Finding:
+    state = State.WORKS if works else lacking(needs.needed)
+    return Finding(what=what, state=state, found=found, remedy=remedy if state is State.MISSING else "")
+
+
+def read_settings(text: str) -> dict[str, str]:
+    """What `scontrol show config` prints, by name."""
+    pairs = (line.partition("=") for line in text.splitlines() if " = " in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _accounting(machine: Machine, settings: dict[str, str], row: Row) -> Finding:
+    """Without it nobody can tell a job that was killed from one that still runs."""
+    what, kind = "Slurm accounting", settings.get("AccountingStorageType", "")
+    if not kind.endswith("slurmdbd"):
+        remedy = "ask for accounting (slurmdbd): else a worker that is killed looks alive; or launch=local in one job"
+        return row(what, False, f"off ({kind or 'not set'})", remedy)
+    asked = machine.ask("sacct", "-n", "-X", "-o", "jobid", "-S", "now-1minutes")
+    return row(what, asked.ok, "sacct answers" if asked.ok else asked.reason, "sacct -X; ask for slurmdbd")
+
+
+def check_requeue(settings: dict[str, str]) -> Finding:
+    """Whether a job that is preempted or out of time may be queued again."""
+    if settings.get("JobRequeue") == "1":
+        return Finding(what="Slurm requeue", state=State.WORKS, found="jobs may be queued again")
+    found = "jobs are not queued again unless they ask for it"
+    remedy = "+launch.slurm.sbatch.requeue=true"
+    return Finding(what="Slurm requeue", state=State.LIMITED, found=found, remedy=remedy)
+
+
+def check_arrays(settings: dict[str, str], needs: SlurmNeeds) -> Finding:
+    """Whether an array may have as many elements as there are to be workers."""
+    most = max(0, int(settings.get("MaxArraySize", "0")) - 1)
+    found = f"up to {most} elements in one"
+    if needs.num_workers <= most:
+        return Finding(what="Slurm arrays", state=State.WORKS, found=found)
+    remedy = f"launch.num_workers={most}" if most else "ask for MaxArraySize in slurm.conf"
+    return Finding(what="Slurm arrays", state=lacking(needs.needed), found=found, remedy=remedy)
+
+
+def check_tracking(settings: dict[str, str]) -> Finding:
+    """Whether Slurm ends every process of a job that it ends."""
+    what, kind = "Slurm process tracking", settings.get("ProctrackType", "")
+    if kind.endswith("cgroup"):
+        return Finding(what=what, state=State.WORKS, found=kind)
+    found = f"{kind}: processes that leave their session outlive their job; our watchdog ends ours"
+    remedy = "on a node that lost power or its slurmd: python -m clawhpc.doctor --clean"
+    return Finding(what=what, state=State.LIMITED, found=found, remedy=remedy)
+
+
+def read_partitions(text: str) -> list[Partition]:
+    """What sinfo prints in NODES_FORMAT."""
+    rows = (line.split("|") for line in text.splitlines())
+    return [_partition(*row) for row in rows if len(row) == NODES_FORMAT.count("|") + 1]
+
+
+def _partition(name: str, up: str, limit: str, nodes: str, cores: str, memory_mb: str, gres: str) -> Partition:
+    gib = int(re.sub(r"\D", "", memory_mb) or 0) / 1024
+    text = f"{up}, {nodes} nodes of {cores} cores, {gib:.0f} GiB, gres {gres.replace('(null)', 'none')}, time {limit}"
+    return Partition(
+        name=name.rstrip("*"),
+        is_default=name.endswith("*"),
+        is_up=up == "up",
+        limit_min=minutes(limit),
+        text=text,
+        gres=gres,
+    )
+
+
+def minutes(limit: str) -> float:
+    """A time limit of Slurm: `infinite`, `days-hours:minutes:seconds`, `hours:minutes:seconds`, `minutes:seconds`."""
+    if not limit[:1].isdigit():
+        return float("inf")
+    days, _, clock = limit.rpartition("-")
+    *hours, minute, _ = (int(part) for part in clock.split(":"))
+    return int(days or 0) * MINUTES_PER_DAY + 60 * sum(hours) + minute
+
+
+def check_partitions(partitions: Iterable[Partition], needs: SlurmNeeds) -> list[Finding]:
+    """A row for the one that jobs go to, and one for all others."""
+    known = list(partitions)
+    chosen = [one for one in known if (one.name == needs.partition if needs.partition else one.is_default)]
+    others = [f"{one.name}: {one.text}" for one in known if one not in chosen]
+    rows = [_judge_partition(chosen, [one.name for one in known], needs)]
+    if others:
+        rows.append(Finding(what="other partitions", state=State.WORKS, found="\n".join(others)))
+    return rows
+
+
+def _judge_partition(chosen: list[Partition], names: list[str], needs: SlurmNeeds) -> Finding:
+    row = partial(_row, needs)
+    choose = "launch.slurm.partition=NAME, NAME one of: " + ", ".join(dict.fromkeys(names))
+    if not chosen:
+        return row("partition", False, f"no {needs.partition}" if needs.partition else NO_PARTITION, choose)
+    what, found = f"partition {chosen[0].name}", "\n".join(one.text for one in chosen)
+    limit_min = max(one.limit_min for one in chosen)
+    if not any(one.is_up for one in chosen):
+        return row(what, False, found, choose)
+    if needs.timeout_min > limit_min:
+        return row(what, False, found, f"launch.timeout_min={limit_min:.0f}")
+    if needs.wants_gpus and not any("gpu" in one.gres for one in chosen):
+        return row(what, False, f"{found}; it has no GPUs, and some are asked for", choose)
+    return row(what, True, found, "")
