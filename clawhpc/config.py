@@ -297,7 +297,7 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
 def register_defaults() -> None:
     """Give Hydra the defaults of the settings classes, on which conf/config.yaml builds."""
     defaults = OmegaConf.create(msgspec.to_builtins(RunConfig()))
-    for mapping in (defaults.credit.role_weights, defaults.launch.parameters):
+    for mapping in (defaults.credit.role_weights, defaults.launch.slurm.sbatch):
         OmegaConf.set_struct(mapping, False)  # its keys are the user's: Hydra takes those that it has not seen
     ConfigStore.instance().store(name="defaults", node=defaults)
 

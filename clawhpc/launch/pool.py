@@ -1,28 +1,32 @@
 """Keep a number of workers alive, and know which of them are.
 
-A worker is a submitit job. Its id is the pool's own, not the job's: process ids come round again. The pool never looks
-into rollouts; who is alive is all that the campaign needs to free the claims of the dead.
+A worker is a submitit job; on Slurm, an element of one array. Its id is the pool's own, not the job's: process ids come
+round again. The pool never looks into rollouts; who is alive is all that the campaign needs to free the claims of the
+dead, and on Slurm that is for Slurm to say.
 """
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import signal
+import subprocess
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import submitit
-from submitit.helpers import DelayedSubmission
 
-from clawhpc.errors import ClawError, LaunchError, UserError
-from clawhpc.launch.executor import make_executor
+from clawhpc.errors import LaunchError, UserError
+from clawhpc.launch.executor import JOB_NAME, make_executor, submit
+from clawhpc.launch.job import FAILURE_FILE, LEASE_FILE, Lease, WorkerJob
+from clawhpc.launch.lease import hold_lease
 from clawhpc.launch.settings import LaunchSettings
+from clawhpc.launch.states import TAKEN, WAITING, is_in, run
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.store import write_atomic
@@ -33,68 +37,68 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 20.0
 """From the wish to stop until the job is cancelled: an engine needs some seconds to end."""
 CANCEL_S = 3.0
-"""For a cancelled worker to end by itself; on this machine the ledger ends it then."""
+"""For a cancelled worker to end by itself; on this machine the ledger ends it then, on Slurm Slurm does."""
 HOUR_S = 3600.0
 POLL_S = 0.1
 """A job's end can only be asked for: submitit has no call that waits for it with a deadline."""
-FAILURE_FILE = "failure.txt"
-"""In a worker's folder: one line for a person, written by a worker that gives up."""
-
-
-@dataclass(frozen=True)
-class WorkerJob:
-    """What submitit runs: one worker. Preempted, it is submitted again as it was; the store has its work."""
-
-    spec: WorkerSpec
-    worker_id: str
-
-    def __call__(self) -> None:
-        """Run until told to stop. Why it had to give up is left as one line in the worker's folder, and raised."""
-        from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine
-
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
-        try:
-            run_worker(self.spec, self.worker_id)
-        except (ClawError, OSError) as error:
-            kind = "user" if isinstance(error, UserError) else "machine"
-            folder = RunPaths(Path(self.spec.run_root)).workers / self.worker_id
-            with suppress(OSError):  # where the disk is full, `error` says so
-                write_atomic(folder / FAILURE_FILE, f"{kind}\n{error}\n".encode())
-            raise
-
-    def checkpoint(self) -> DelayedSubmission:
-        """Called by submitit at USR2: go on later with the same worker id, whose claims are still its own."""
-        return DelayedSubmission(self)
 
 
 class WorkerPool:
-    """`with WorkerPool(settings, spec) as pool:` — workers run inside the block and are gone after it."""
+    """`with WorkerPool(settings, spec, ledger) as pool:` — workers run inside the block and are gone after it."""
 
-    def __init__(self, settings: LaunchSettings, spec: WorkerSpec, ledger: Ledger) -> None:
-        """`ledger` is the campaign's: what runs on this machine must not outlive it; batch jobs may."""
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        spec: WorkerSpec,
+        ledger: Ledger,
+        make_job: Callable[[WorkerSpec, str, Lease | None], WorkerJob] = WorkerJob,
+    ) -> None:
+        """`ledger` is the campaign's: what runs on this machine must not outlive it. Batch jobs see to that themselves,
+        by its lease; those in the queue that have no worker yet to do so are cancelled when the run goes on.
+        """
         self._settings = settings
         self._ledger = ledger
         self._spec = spec
+        self._make_job = make_job
         self._paths = RunPaths(Path(spec.run_root))
-        self._executor = make_executor(settings, self._paths.workers / "submitit")
+        self._folder = self._paths.workers / "submitit"
+        self._executor = make_executor(settings, self._folder)
+        self._on_slurm = settings.cluster == "slurm"
+        self._lease = Lease(f"c{uuid.uuid4().hex[:8]}", settings.slurm.lease_s) if self._on_slurm else None
         self._jobs: dict[str, submitit.Job[None]] = {}
+        self._running: frozenset[str] = frozenset()
+        self._looked_at = -float("inf")
         self._deaths: list[float] = []
+        self._block = ExitStack()
 
     def __enter__(self) -> WorkerPool:
-        for _ in range(self._settings.num_workers):
+        with ExitStack() as stack:
+            if self._lease is not None:
+                stack.enter_context(
+                    hold_lease(self._paths.workers / LEASE_FILE, self._lease.holder, self._lease.lease_s)
+                )
+                self._cancel_former()
             self._submit()
+            self._block = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(grace_s=STOP_GRACE_S if kind is None else 0.0)
+        with self._block:
+            self.close(grace_s=STOP_GRACE_S if kind is None else 0.0)
 
     def _submit(self) -> None:
-        worker_id = f"w{uuid.uuid4().hex[:8]}"
+        """Submit as many workers as are missing."""
+        worker_ids = [f"w{uuid.uuid4().hex[:8]}" for _ in range(self._settings.num_workers - len(self._jobs))]
+        if not worker_ids:
+            return
         with self._local_jobs_are_ours():
-            self._jobs[worker_id] = self._executor.submit(WorkerJob(self._spec, worker_id))
-        log.info("worker %s is job %s, log %s", worker_id, self._jobs[worker_id].job_id, self.log_of(worker_id))
+            jobs = submit(self._executor, [self._make_job(self._spec, one, self._lease) for one in worker_ids])
+        self._jobs |= zip(worker_ids, jobs, strict=True)
+        self._looked_at = -float("inf")
+        for worker_id in worker_ids:
+            log.info("worker %s is job %s, log %s", worker_id, self._jobs[worker_id].job_id, self.log_of(worker_id))
 
     @contextmanager
     def _local_jobs_are_ours(self) -> Iterator[None]:
@@ -103,7 +107,7 @@ class WorkerPool:
         submitit hands its environment on. Its local controller, in our foreground, would answer Ctrl-C with a traceback
         on our terminal; it is for us to end it. The worker itself listens again.
         """
-        if self._settings.cluster != "local":
+        if self._on_slurm:
             yield
             return
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,21 +126,39 @@ class WorkerPool:
         return "worker logs: " + ", ".join(str(self.log_of(worker_id)) for worker_id in self._jobs)
 
     def check(self) -> frozenset[str]:
-        """Ids of the workers alive, the dead ones replaced. LaunchError when too many have died."""
+        """Ids of the workers that may be at work, the dead ones replaced. LaunchError when too many have died.
+
+        One that Slurm has put back into the queue keeps its id but is not at work: others may take what it had claimed.
+        """
+        if self._on_slurm and time.monotonic() - self._looked_at < self._settings.slurm.watch_s:
+            return self._running
         for worker_id, job in list(self._jobs.items()):
             if job.done():
-                self._replace(worker_id)
-        return frozenset(self._jobs)
+                self._bury(worker_id)
+        self._replace()
+        self._looked_at = time.monotonic()
+        waiting = {worker_id for worker_id, job in self._jobs.items() if self._on_slurm and is_in(job.state, WAITING)}
+        self._running = frozenset(self._jobs.keys() - waiting)
+        return self._running
 
-    def _replace(self, worker_id: str) -> None:
-        """Submit another worker for one that has ended, unless that cannot help."""
+    def _replace(self) -> None:
+        """Submit a worker for each that is missing; what Slurm does not take now it may take at the next look."""
+        try:
+            self._submit()
+        except LaunchError as error:
+            log.warning("no worker can be submitted now: %s", error)
+
+    def _bury(self, worker_id: str) -> None:
+        """Give up a worker that has ended, unless another one would end like it."""
         log_file, job = self.log_of(worker_id), self._jobs.pop(worker_id)
         if job.paths.result_pickle.exists() and job.exception() is None:
-            log.info("worker %s has ended, being idle; starting another", worker_id)
-        else:
-            self._count_death(*self._failure(worker_id, job), log_file)
-            log.warning("worker %s has died, log %s; starting another", worker_id, log_file)
-        self._submit()
+            return log.info("worker %s has ended, being idle; starting another", worker_id)
+        if self._on_slurm:
+            cancel([job.job_id])  # if Slurm was wrong about it: two of a kind are one too many
+            if is_in(job.state, TAKEN):
+                return log.info("worker %s was taken by Slurm: job %s is %s", worker_id, job.job_id, job.state)
+        self._count_death(*self._failure(worker_id, job), log_file)
+        return log.warning("worker %s has died, log %s; starting another", worker_id, log_file)
 
     def _count_death(self, kind: str, reason: str, log_file: Path) -> None:
         """Raise UserError or LaunchError where another worker would die as well."""
@@ -158,18 +180,18 @@ class WorkerPool:
         if note.exists():
             kind, _, reason = note.read_text().partition("\n")
             return kind, reason.strip()
-        return "machine", f"a worker ended without a word (job {job.job_id})"
+        state = f", {job.state} on {job.get_info('cache').get('NodeList')}" if self._on_slurm else ""
+        return "machine", f"a worker ended without a word (job {job.job_id}{state})"
 
     def close(self, grace_s: float) -> None:
         """Ask every worker to stop, wait up to `grace_s`, then cancel what is left, one that cannot be asked too."""
         for worker_id in self._jobs:
             with suppress(OSError):  # on a full disk, too, workers end, and why we close is what is told
                 write_atomic(self._paths.workers / worker_id / STOP_FILE, b"")
+        if self._on_slurm:
+            cancel([job.job_id for job in self._jobs.values()], "--state=PENDING")  # they cannot be asked
         self._wait(grace_s)
-        for job in self._jobs.values():
-            if not job.done():
-                with suppress(OSError):  # it ended just now, or the batch system cannot be asked
-                    self._cancel(job)
+        self._cancel_rest()
         self._wait(CANCEL_S)
         self._jobs.clear()
 
@@ -178,8 +200,27 @@ class WorkerPool:
         while time.monotonic() < deadline and not all(job.done() for job in self._jobs.values()):
             time.sleep(POLL_S)
 
-    def _cancel(self, job: submitit.Job[None]) -> None:
-        if self._settings.cluster == "local":
-            os.kill(int(job.job_id), signal.SIGTERM)  # which the controller passes on; `cancel` would send SIGINT
-        else:
-            job.cancel(check=False)
+    def _cancel_rest(self) -> None:
+        job_ids = [job.job_id for job in self._jobs.values() if not job.done()]
+        if self._on_slurm:
+            return cancel(job_ids)
+        for job_id in job_ids:
+            with suppress(OSError):  # it ended just now
+                os.kill(int(job_id), signal.SIGTERM)  # which the controller passes on; `cancel` would send SIGINT
+
+    def _cancel_former(self) -> None:
+        """Take out of the queue what a campaign that was killed has left there."""
+        cancel([path.name.partition("_")[0] for path in self._folder.glob("[0-9]*_submission.sh")])
+
+
+def cancel(job_ids: list[str], *options: str) -> None:
+    """Cancel jobs and array elements that are ours, those that there still are. Never in anyone's way."""
+    if not job_ids:
+        return
+    command = ["scancel", "--quiet", f"--name={JOB_NAME}", f"--user={getpass.getuser()}", *options, *job_ids]
+    try:
+        answer = run(command)
+    except (OSError, subprocess.SubprocessError) as error:
+        return log.warning("jobs %s could not be cancelled: %s", ", ".join(job_ids), error)
+    if answer.returncode and answer.stderr.strip():
+        log.warning("jobs %s could not be cancelled: %s", ", ".join(job_ids), answer.stderr.strip())

@@ -45,23 +45,27 @@ MODEL_NAME = "clawhpc-policy"
 """What harnesses call the policy."""
 
 
-def run_worker(spec: WorkerSpec, worker_id: str) -> None:
-    """Work until told to stop (the stop file, SIGTERM, SIGINT), or until idle. Nothing is left afterwards."""
+def run_worker(spec: WorkerSpec, worker_id: str) -> signal.Signals | None:
+    """Work until told to stop (the stop file, SIGTERM, SIGINT), or until idle. Nothing is left afterwards.
+
+    Returns the signal that it was told by.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it encodes one text at a time: a pool of threads would only spin
     with Ledger.open(Path(spec.scratch_root) if spec.scratch_root else None) as ledger:
-        anyio.run(live, spec, worker_id, ledger)
+        return anyio.run(live, spec, worker_id, ledger)
 
 
-async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> None:
+async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signals | None:
     """Start the parts, work, stop the parts. Raises UserError or EngineError where they do not start."""
     paths, cache_dir = RunPaths(Path(spec.run_root)), Path(spec.cache_dir)
     harnesses = {name: make_harness(name, one, cache_dir / "harness") for name, one in spec.harnesses.items()}
     for harness in harnesses.values():
         harness.check_install()
+    told_by: list[signal.Signals] = []
     gc.freeze()  # what is imported stays: each full collection of it would hold up every rollout for 80 ms
     with ungrouped():
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stop_when_told, worker_id, tasks.cancel_scope)
+            tasks.start_soon(stop_when_told, worker_id, tasks.cancel_scope, told_by)
             sandbox = await open_sandbox(spec.sandbox, ledger=ledger, cache_dir=cache_dir)
             for folder in (Path(spec.run_root), cache_dir):
                 sandbox.check_hidden(folder)
@@ -69,13 +73,15 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> None:
             worker = Worker(spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch)
             await worker.work()
             tasks.cancel_scope.cancel()
+    return told_by[0] if told_by else None
 
 
-async def stop_when_told(worker_id: str, scope: anyio.CancelScope) -> None:
-    """Cancel everything at the first SIGTERM or SIGINT."""
+async def stop_when_told(worker_id: str, scope: anyio.CancelScope, told_by: list[signal.Signals]) -> None:
+    """Cancel everything at the first SIGTERM or SIGINT, and note which it was in `told_by`."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
-            log.info("worker %s: %s, ending", worker_id, signal.Signals(number).name)
+            log.info("worker %s: %s, ending", worker_id, number.name)
+            told_by.append(number)
             scope.cancel()
 
 

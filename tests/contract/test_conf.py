@@ -69,7 +69,7 @@ def test_a_role_that_no_file_names_gets_its_weight_on_the_command_line(override:
 
 
 def test_a_mapping_with_free_keys_opens_no_other() -> None:
-    assert typed(compose_config("launch.parameters.constraint=cpu")).launch.parameters == {"constraint": "cpu"}
+    assert typed(compose_config("launch.slurm.sbatch.nice=100")).launch.slurm.sbatch == {"nice": 100}
     with pytest.raises(UserError, match=r"role_weights.subagnt=1.0: allowed are subagent, compaction, side"):
         typed(compose_config("credit.role_weights.subagnt=1"))
     with pytest.raises(ConfigCompositionException):

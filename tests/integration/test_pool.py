@@ -13,7 +13,6 @@ import pytest
 
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.harness.pi import PiSettings
-from clawhpc.launch.executor import make_executor
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.ledger import Ledger
@@ -99,8 +98,3 @@ def test_a_worker_that_was_idle_for_too_long_is_replaced_and_has_not_died(
     with WorkerPool(LaunchSettings(max_restarts=0), spec, ledger) as pool:
         (first,) = pool.check()
         until(lambda: pool.check() != frozenset({first}))
-
-
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"launch\.parameters: .*colour"):
-        make_executor(LaunchSettings(parameters={"colour": "red"}), tmp_path)

@@ -1,0 +1,91 @@
+"""What a worker's job runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from submitit.helpers import DelayedSubmission
+
+from clawhpc.errors import ClawError, UserError
+from clawhpc.launch.lease import wait_for_end
+from clawhpc.launch.states import run
+from clawhpc.paths import RunPaths
+from clawhpc.store import write_atomic
+from clawhpc.worker.settings import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+FAILURE_FILE = "failure.txt"
+"""In a worker's folder: one line for a person, written by a worker that gives up."""
+LEASE_FILE = "lease"
+"""Among the workers' folders: the campaign's sign of life."""
+END_S = 30.0
+"""For a worker to end that has been asked to."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Whose sign of life a worker looks for."""
+
+    holder: str
+    lease_s: float
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What submitit runs: one worker. Preempted, it is submitted again as it was; the store has its work."""
+
+    spec: WorkerSpec
+    worker_id: str
+    lease: Lease | None = None
+    """None where the campaign's ledger ends its workers with it."""
+
+    def __call__(self) -> None:
+        """Run until told to stop. Why it had to give up is left as one line in the worker's folder, and raised.
+
+        A signal ends the process and leaves no result: whether the job is over then is for Slurm to say.
+        """
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+        if self.lease is not None:
+            threading.Thread(target=self._end_with_campaign, args=(self.lease,), name="lease", daemon=True).start()
+        try:
+            told_by = self._work()
+        except (ClawError, OSError) as error:
+            kind = "user" if isinstance(error, UserError) else "machine"
+            with suppress(OSError):  # where the disk is full, `error` says so
+                write_atomic(self._workers / self.worker_id / FAILURE_FILE, f"{kind}\n{error}\n".encode())
+            raise
+        if told_by is not None:
+            raise SystemExit(128 + told_by)
+
+    def _work(self) -> signal.Signals | None:
+        from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine
+
+        return run_worker(self.spec, self.worker_id)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called by submitit at USR2: go on later with the same worker id, whose claims are still its own."""
+        return DelayedSubmission(self)
+
+    @property
+    def _workers(self) -> Path:
+        return RunPaths(Path(self.spec.run_root)).workers
+
+    def _end_with_campaign(self, lease: Lease) -> None:
+        """When the campaign is dead, end this process and take what waits behind it out of the queue."""
+        wait_for_end(self._workers / LEASE_FILE, lease.holder, lease.lease_s)
+        log.warning("worker %s: its campaign has ended; so does it, and the rest of its job", self.worker_id)
+        job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
+        with suppress(OSError, subprocess.SubprocessError):
+            run(["scancel", job_id])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(END_S)
+        os.kill(os.getpid(), signal.SIGKILL)

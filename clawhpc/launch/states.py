@@ -1,0 +1,108 @@
+"""What Slurm says of our jobs.
+
+The accounts (`sacct`) are asked where Slurm keeps some, for they know how each job ended. Where it keeps none, the
+queue is (`squeue`): it forgets a job some minutes after its end, so one that it does not know has ended. One question
+is for all jobs, however many.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import subprocess
+import time
+from collections.abc import Collection
+
+from submitit.slurm.slurm import SlurmInfoWatcher
+
+log = logging.getLogger(__name__)
+
+ASK_S = 60.0
+"""For Slurm to answer; its own commands give up sooner."""
+NO_ACCOUNTS = "accounting storage is disabled"
+"""What sacct says then."""
+GONE = "GONE"
+"""Our word for the state of a job that the queue has forgotten."""
+ENDED = (
+    *("COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED"),
+    *("TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"),
+    GONE,
+)
+"""The states that no job comes back from. submitit's own rule has it the other way round, and takes a job that is
+suspended for dead.
+"""
+TAKEN = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED")
+"""Of these, the ones that are not the job's own doing."""
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+"""It has no allocation, so nothing of it runs."""
+
+
+class SlurmStates(SlurmInfoWatcher):
+    """What submitit asks for the state of a job."""
+
+    def __init__(self, delay_s: float) -> None:
+        """Slurm is asked once in `delay_s`, or whenever a job is new."""
+        super().__init__(delay_s)  # type: ignore[arg-type] # it only compares it
+        self._accounts = True
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """The job has ended, and does not come back."""
+        return is_in(self.get_state(job_id, mode), ENDED)
+
+    def update(self) -> None:
+        """Ask Slurm. Where it does not answer, what it said last stands."""
+        asked = self._registered - self._finished
+        if not asked:
+            return
+        self._num_calls += 1
+        try:
+            self._info_dict |= self._ask(asked)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("Slurm does not say how our jobs are: %s", error)
+        self._last_status_check = time.time()
+        self._finished |= {job_id for job_id in asked if self.is_done(job_id, mode="cache")}
+
+    def _ask(self, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
+        if self._accounts:
+            arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
+            command = ["sacct", "--parsable2", "--format=JobID,State,NodeList", f"--jobs={','.join(arrays)}"]
+            answer = run(command)
+            if answer.returncode == 0:
+                return self._without_those_that_come_back(self.read_info(answer.stdout))
+            if NO_ACCOUNTS not in answer.stderr.lower():
+                raise subprocess.CalledProcessError(answer.returncode, "sacct", stderr=answer.stderr)
+            log.info("Slurm keeps no accounts here: who lives is looked up in its queue, and why one died is not known")
+            self._accounts = False
+        return self._ask_queue(job_ids)
+
+    def _without_those_that_come_back(self, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """`found`, where for a job that Slurm has taken its allocation from, the queue says whether it gets another.
+
+        The accounts count such a run as ended, and know of the next one only some seconds later.
+        """
+        taken = [job_id for job_id in self._registered - self._finished if is_in(state_in(found, job_id), TAKEN)]
+        queued = self._ask_queue(taken) if taken else {}
+        return found | {job_id: row for job_id, row in queued.items() if row["State"] != GONE}
+
+    def _ask_queue(self, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
+        command = ["squeue", f"--user={getpass.getuser()}", "--states=all", "--array", "--format=%i|%T|%N"]
+        answer = run(command)
+        answer.check_returncode()
+        rows = [line.split("|") for line in answer.stdout.splitlines()[1:]]
+        known = {job_id: {"State": state, "NodeList": nodes} for job_id, state, nodes in rows}
+        return {job_id: known.get(job_id, {"State": GONE, "NodeList": ""}) for job_id in job_ids}
+
+
+def state_in(found: dict[str, dict[str, str]], job_id: str) -> str:
+    """The state of a job in what Slurm said; UNKNOWN of one that is too new."""
+    return found.get(job_id, {}).get("State", "UNKNOWN")
+
+
+def is_in(state: str, states: Collection[str]) -> bool:
+    """`state`, as Slurm spells it (`CANCELLED by 1000`), is one of `states`."""
+    return state.upper().partition(" ")[0] in states
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command of Slurm, and what it said."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S, check=False)
