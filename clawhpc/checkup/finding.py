@@ -99,7 +99,9 @@ def of_other_hosts(check: Check, remedy: str) -> Check:
 
     def look() -> list[Finding]:
         return [
-            finding if finding.state is State.WORKS else replace(finding, state=State.NOT_NEEDED, remedy=remedy)
+            replace(finding, state=State.NOT_NEEDED, remedy=remedy)
+            if finding.state in (State.MISSING, State.LIMITED)
+            else finding
             for finding in check.look()
         ]
 
