@@ -109,7 +109,8 @@ def check_image(image: str | None, *, has_apptainer: bool) -> Finding:
     if image is None:
         return Finding(what=what, state=State.NOT_NEEDED, found="sandboxes show the host's own programs")
     if not Path(image).exists():
-        remedy = f"apptainer build {image} containers/base.def"
+        is_recipe = image.endswith(".def")
+        remedy = "sandbox.image=containers/base.def" if is_recipe else f"apptainer build {image} containers/base.def"
         return Finding(what=what, state=State.MISSING, found=f"no {image}", remedy=remedy)
     if not image.endswith(".def"):
         return Finding(what=what, state=State.WORKS, found=image)

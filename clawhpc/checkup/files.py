@@ -68,8 +68,8 @@ def place_of(folder: Path, mounts: str) -> Place:
 
 
 def existing(folder: Path) -> Path:
-    """`folder`, or the nearest above it that is there."""
-    return next(one for one in (folder, *folder.parents) if one.is_dir())
+    """`folder`, or the nearest above it that is there, as far as we may look."""
+    return next(one for one in (folder, *folder.parents) if os.path.isdir(one))
 
 
 def check_run_folder(root: Path, machine: Machine, *, shared: bool) -> list[Finding]:
@@ -83,9 +83,7 @@ def check_run_folder(root: Path, machine: Machine, *, shared: bool) -> list[Find
     except OSError as error:
         found = f"{folder}: {error.strerror}"
         return [Finding(what="run folder", state=State.MISSING, found=found, remedy=ELSEWHERE)]
-    space = os.statvfs(folder)
-    free_files = space.f_favail if space.f_files else None
-    return [written, locked, check_room("room for runs", space.f_bavail * space.f_frsize, free_files, ELSEWHERE)]
+    return [written, locked, check_room("room for runs", *room_in(folder), ELSEWHERE)]
 
 
 def check_writing(own: Path, folder: Path, place: Place, *, shared: bool) -> Finding:
@@ -135,6 +133,12 @@ def _try_lock(file: Path, machine: Machine) -> int:
     return machine.ask(sys.executable, "-I", "-S", "-c", TRY_LOCK, str(file)).exit_code
 
 
+def room_in(folder: Path) -> tuple[int, int | None]:
+    """Bytes and files that this user may still put there; None where files are not limited."""
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize, space.f_favail if space.f_files else None
+
+
 def check_room(what: str, free_bytes: int, free_files: int | None, remedy: str) -> Finding:
     """Whether there is room. `free_files`: None where there is no limit."""
     free_gib = free_bytes / GIB
@@ -151,7 +155,10 @@ def check_quota(machine: Machine) -> Finding:
     """Whether this user is over a quota, where quota(1) can tell."""
     if machine.find("quota") is None:
         return Finding(what="quota", state=State.NOT_NEEDED, found="no quota program; ask your cluster's own")
-    told = machine.ask("quota", "-w").output
+    answer = machine.ask("quota", "-w")
+    told = answer.output
+    if not told and not answer.ok:
+        return Finding(what="quota", state=State.NOT_NEEDED, found=answer.reason)
     over = [line.split()[0] for line in told.splitlines() if re.search(r"\d\*", line)]
     if over:
         found = f"over it on {', '.join(over)}"

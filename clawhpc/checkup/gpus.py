@@ -12,7 +12,7 @@ from clawhpc.checkup.machine import Answer, Machine
 
 OLDEST_DRIVER: Mapping[int, tuple[int, int]] = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 """For each major version of CUDA, whose minor versions are compatible: NVIDIA's CUDA compatibility guide, table 2."""
-OLDEST_CAPABILITY = (7, 0)
+OLDEST_CAPABILITY = (7, 5)
 """Of vLLM: its installation guide."""
 BFLOAT16_CAPABILITY = (8, 0)
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits")
@@ -26,10 +26,15 @@ def check_gpus(machine: Machine, *, torch_cuda: str | None, dtype: str, needed: 
     rows = [[field.strip() for field in line.split(",")] for line in asked.output.splitlines() if line.count(",") == 3]
     if not asked.ok or not rows:
         return [_no_gpu(_reason(asked), needed)]
-    names = [f"{name}, {float(mib) / 1024:.0f} GiB, capability {capability}" for name, mib, _, capability in rows]
+    names = [f"{name}, {_gib(mib)}, capability {capability}" for name, mib, _, capability in rows]
     found = "\n".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     capability = min(numbers(row[3]) for row in rows)
     return [_judge_gpus(found, capability, dtype, needed), _judge_driver(rows[0][2], torch_cuda, needed)]
+
+
+def _gib(mib: str) -> str:
+    """Some GPUs share the machine's memory, and name none of their own."""
+    return f"{int(mib) / 1024:.0f} GiB" if mib.isdecimal() else f"memory {mib}"
 
 
 def _reason(asked: Answer) -> str:
@@ -43,7 +48,7 @@ def _no_gpu(found: str, needed: bool) -> Finding:
 
 def _judge_gpus(found: str, capability: tuple[int, ...], dtype: str, needed: bool) -> Finding:
     if capability < OLDEST_CAPABILITY:
-        remedy = "choose newer ones: vLLM wants capability 7.0"
+        remedy = "choose newer ones: vLLM wants capability 7.5"
         return Finding(what="GPUs", state=lacking(needed), found=found, remedy=remedy)
     if dtype == "bfloat16" and capability < BFLOAT16_CAPABILITY:
         return Finding(what="GPUs", state=State.LIMITED, found=f"{found}; no bfloat16", remedy="engine.dtype=float32")

@@ -57,7 +57,9 @@ def _others(states: Mapping[str, State], cache_dir: Path, containers: Path) -> F
 
 def install_command(name: str, cache_dir: Path, containers: Path) -> str:
     """What installs harness `name`, or renews it."""
-    return shlex.join([os.path.relpath(containers / "install_harness.sh"), name, str(cache_dir)])
+    script = containers / "install_harness.sh"
+    near = script.is_relative_to(Path.cwd())
+    return shlex.join([str(script.relative_to(Path.cwd()) if near else script), name, str(cache_dir)])
 
 
 def pins_sum(containers: Path, name: str) -> str:

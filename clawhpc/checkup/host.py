@@ -7,9 +7,10 @@ import re
 import socket
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from clawhpc.checkup.files import GIB, Place, check_room, place_of
+from clawhpc.checkup.files import GIB, Place, check_room, place_of, room_in
 from clawhpc.checkup.finding import Finding, State, lacking
 from clawhpc.checkup.machine import Machine
 from clawhpc.ledger import Ledger, Remains
@@ -33,8 +34,7 @@ def check_scratch(root: Path, ledger: Ledger | None, failure: str, machine: Mach
     if ledger is None:
         return [Finding(what="scratch", state=State.MISSING, found=failure, remedy=NEAR)]
     place = place_of(root.resolve(), machine.read("/proc/self/mounts"))
-    space = os.statvfs(root)
-    room = check_room("room for scratch", space.f_bavail * space.f_frsize, space.f_favail or None, NEAR)
+    room = check_room("room for scratch", *room_in(root), NEAR)
     return [check_place(root, place, bind_error(ledger.scratch)), room]
 
 
@@ -91,26 +91,34 @@ def check_memory(free_bytes: int, *, cache_gib: float, concurrency: int) -> Find
 
 
 def free_memory(machine: Machine) -> int:
-    """Bytes that may still be taken: of the machine, or of our control group if that allows less."""
+    """Bytes that may still be taken: of the machine, or of the control group of ours that allows the least."""
     available = re.search(r"MemAvailable:\s+(\d+)", machine.read("/proc/meminfo"))
-    free = int(available[1]) * 1024 if available else 0
+    free = [int(available[1]) * 1024 if available else 0]
     for line in machine.read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2
-            folder, limit, usage = f"/sys/fs/cgroup{path}", "memory.max", "memory.current"
+        if controllers == "":
+            free += _free_in_groups(machine, f"/sys/fs/cgroup{path}", "memory.max", "memory.current")
         elif controllers == "memory":
-            folder, limit, usage = f"/sys/fs/cgroup/memory{path}", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        most, used = machine.read(f"{folder}/{limit}").strip(), machine.read(f"{folder}/{usage}").strip()
-        if most.isdigit() and used.isdigit() and int(most) < UNLIMITED:
-            free = min(free, int(most) - int(used))
-    return max(0, free)
+            folder = f"/sys/fs/cgroup/memory{path}"
+            free += _free_in_groups(machine, folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return max(0, min(free))
+
+
+def _free_in_groups(machine: Machine, folder: str, limit: str, usage: str) -> list[int]:
+    """Of a control group and those it lies in: a job's limit may stand some levels above its processes."""
+    free = []
+    for group in (folder, *map(str, Path(folder).parents)):
+        most, used = machine.read(f"{group}/{limit}").strip(), machine.read(f"{group}/{usage}").strip()
+        if most.isdecimal() and used.isdecimal() and int(most) < UNLIMITED:
+            free.append(int(most) - int(used))
+    return free
 
 
 def check_clocks(folder: Path, machine: Machine, *, has_slurm: bool) -> Finding:
     """Whether the clocks of this host, of the file system of runs and of Slurm's controller agree."""
-    differences = {"the run folder": file_clock(folder) - time.time()}
+    differences = {}
+    with suppress(OSError):  # the row of the run folder says so
+        differences["the run folder"] = file_clock(folder) - time.time()
     if has_slurm:
         began = time.time()
         told = re.search(r"sdiag output at .*\((\d+)\)", machine.ask("sdiag").output)
@@ -131,6 +139,7 @@ def file_clock(folder: Path) -> float:
 def judge_clocks(differences: dict[str, float], *, is_monotonic: bool) -> Finding:
     """`differences` from the clock of this host, in seconds."""
     found = ", ".join(f"{name} is {round(ahead_s, 1) + 0.0:+} s from here" for name, ahead_s in differences.items())
+    found = found or "none to compare with"
     if not is_monotonic:
         return Finding(what="clocks", state=lacking(True), found=f"{found}; no steady clock", remedy="another kernel")
     if any(abs(difference) > SKEW_S for difference in differences.values()):

@@ -47,6 +47,7 @@ def test_an_image_must_be_there_or_be_built(tmp_path: Path) -> None:
     assert check_image(None, has_apptainer=False).state is NOT_NEEDED
     lacking = check_image(str(sif), has_apptainer=True)
     assert (lacking.state, lacking.remedy) == (MISSING, f"apptainer build {sif} containers/base.def")
+    assert check_image(str(recipe), has_apptainer=True).remedy == "sandbox.image=containers/base.def"
     sif.touch()
     recipe.touch()
     assert check_image(str(sif), has_apptainer=False).state is WORKS

@@ -123,6 +123,7 @@ QUOTA = """Disk quotas for user ann (uid 1000):
     [
         (FakeMachine(), State.NOT_NEEDED, "no quota program"),
         (FakeMachine(answers={"quota": Answer(0, "Disk quotas for user ann (uid 1000): none\n")}), State.WORKS, "none"),
+        (FakeMachine(answers={"quota": Answer(124, errors="too late")}), State.NOT_NEEDED, "too late"),
         (FakeMachine(answers={"quota": Answer(0, QUOTA.format(blocks="900"))}), State.WORKS, "not used up"),
         (FakeMachine(answers={"quota": Answer(1, QUOTA.format(blocks="150000*"))}), State.LIMITED, "home:/export"),
     ],

@@ -10,7 +10,8 @@ from clawhpc.checkup.machine import Answer
 from tests.fakes.machine import FakeMachine
 
 H200 = "NVIDIA H200, 143771, 580.95.05, 9.0"
-V100 = "Tesla V100-SXM2-32GB, 32768, 535.104.12, 7.0"
+T4 = "Tesla T4, 15360, 535.104.12, 7.5"
+SHARED = "NVIDIA GB10, [N/A], 580.95.05, 12.1"
 P100 = "Tesla P100-PCIE-16GB, 16384, 535.104.12, 6.0"
 MISSING, NOT_NEEDED, LIMITED, WORKS = State.MISSING, State.NOT_NEEDED, State.LIMITED, State.WORKS
 
@@ -21,11 +22,12 @@ def rows(*lines: str, cuda: str | None = "12.8", dtype: str = "bfloat16", needed
 
 
 def test_gpus_of_one_kind_are_counted() -> None:
-    gpus, driver = rows(H200, H200, V100, cuda="12.8", dtype="float32")
+    gpus, driver = rows(H200, SHARED, H200, T4, cuda="12.8", dtype="float32")
     assert gpus.state is WORKS
     assert gpus.found.splitlines() == [
         "2 x NVIDIA H200, 140 GiB, capability 9.0",
-        "1 x Tesla V100-SXM2-32GB, 32 GiB, capability 7.0",
+        "1 x NVIDIA GB10, memory [N/A], capability 12.1",
+        "1 x Tesla T4, 15 GiB, capability 7.5",
     ]
     assert (driver.state, driver.found) == (WORKS, "580.95.05; torch has CUDA 12.8")
 
@@ -45,16 +47,16 @@ def test_gpus_that_the_engine_does_not_know_are_missing() -> None:
 
 
 def test_a_gpu_without_bfloat16_has_a_limit_that_is_named() -> None:
-    assert (rows(V100)[0].state, rows(V100)[0].remedy) == (LIMITED, "engine.dtype=float32")
+    assert (rows(T4)[0].state, rows(T4)[0].remedy) == (LIMITED, "engine.dtype=float32")
 
 
 @pytest.mark.parametrize(
     ("line", "cuda", "needed", "state", "words"),
     [
         (H200, "13.0", True, WORKS, "CUDA 13.0"),
-        (V100, "13.0", True, MISSING, "which wants 580.65"),
-        (V100, "12.8", True, WORKS, "535.104.12"),
-        (V100, "99.1", True, LIMITED, "no least driver"),
+        (T4, "13.0", True, MISSING, "which wants 580.65"),
+        (T4, "12.8", True, WORKS, "535.104.12"),
+        (T4, "99.1", True, LIMITED, "no least driver"),
         (H200, None, True, MISSING, "torch is for CPUs"),
         (H200, None, False, NOT_NEEDED, "torch is for CPUs"),
     ],

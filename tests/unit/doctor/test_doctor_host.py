@@ -115,6 +115,7 @@ V1 = {
         (MEMINFO | V1, 2),
         (MEMINFO | V2 | {"/sys/fs/cgroup/job_7/memory.max": "max\n"}, 8),
         (MEMINFO | V1 | {"/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes": str(2**63 - 4096)}, 8),
+        (MEMINFO | V2 | {"/proc/self/cgroup": "0::/job_7/step_0/user/task_0\n"}, 3),
         ({}, 0),
     ],
 )
@@ -139,3 +140,8 @@ def test_the_clock_of_slurm_is_what_its_controller_says(tmp_path: Path) -> None:
     assert "Slurm is -3" in row.found
     assert "Slurm" not in check_clocks(tmp_path, FakeMachine(answers={"sdiag": Answer(1)}), has_slurm=True).found
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_file_has_no_clock() -> None:
+    row = check_clocks(Path("/proc"), FakeMachine(), has_slurm=False)
+    assert (row.state, row.found) == (State.WORKS, "none to compare with")
