@@ -22,6 +22,7 @@ from clawhpc.records import CallRole
 from clawhpc.tree.conversation import Turn
 
 Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 ESTIMATORS = {"path_gae": path_gae, "tree_gae": tree_gae}
 
@@ -44,15 +45,20 @@ class ValueCredit:
     """What each token of a step is worth (credit -> learner)."""
 
     advantages: Floats
-    """(M,) Whitened where that is asked for."""
+    """(M,) Whitened where that is asked for; one that does not train is then 0."""
     returns: Floats
     """(M,) What the critic should have said, in units of reward."""
     metrics: dict[str, float]
     """Names as they are logged; of returns, and of advantages before whitening."""
 
 
-def credit_values(rollouts: Sequence[RewardedTurns], values_M: Floats, settings: CreditSettings) -> ValueCredit:
-    """Advantage and return of each token; `values_M` are in units of reward."""
+def credit_values(
+    rollouts: Sequence[RewardedTurns], values_M: Floats, trains_M: Mask, settings: CreditSettings
+) -> ValueCredit:
+    """Advantage and return of each token; `values_M` are in units of reward.
+
+    Credit flows through all tokens; whitening and metrics are of those in `trains_M` alone.
+    """
     estimates = [
         ESTIMATORS[settings.estimator](
             rollout.turns, values_M[at], rollout.reward, gamma=settings.gamma, gae_lambda=settings.gae_lambda
@@ -61,20 +67,25 @@ def credit_values(rollouts: Sequence[RewardedTurns], values_M: Floats, settings:
     ]
     advantages_M = np.concatenate([np.zeros(0), *(estimate.advantages_M for estimate in estimates)])
     returns_M = np.concatenate([np.zeros(0), *(estimate.returns_M for estimate in estimates)])
-    tokens_of_role = _tokens_of_role(rollouts)
+    tokens_of_role = {role: at[trains_M[at]] for role, at in _tokens_of_role(rollouts).items()}
+    metrics = _metrics(advantages_M[trains_M], returns_M[trains_M], values_M[trains_M])
+    num_flat = sum(not has_spread(advantages_M[at]) for at in tokens_of_role.values() if len(at))
     return ValueCredit(
         advantages=_whitened(advantages_M, tokens_of_role, settings) if settings.whiten else advantages_M,
         returns=returns_M,
-        metrics={
-            "credit/advantage_mean": _mean(advantages_M),
-            "credit/advantage_std": _std(advantages_M),
-            "credit/flat_roles": float(sum(not has_spread(advantages_M[at]) for at in tokens_of_role.values())),
-            "credit/return_mean": _mean(returns_M),
-            "credit/return_std": _std(returns_M),
-            "credit/value_mean": _mean(values_M),
-            "credit/explained_variance": explained_variance(returns_M, values_M),
-        },
+        metrics={**metrics, "credit/flat_roles": float(num_flat)},
     )
+
+
+def _metrics(advantages: Floats, returns: Floats, values: Floats) -> dict[str, float]:
+    return {
+        "credit/advantage_mean": _mean(advantages),
+        "credit/advantage_std": _std(advantages),
+        "credit/return_mean": _mean(returns),
+        "credit/return_std": _std(returns),
+        "credit/value_mean": _mean(values),
+        "credit/explained_variance": explained_variance(returns, values),
+    }
 
 
 def whiten(advantages: Floats, std_epsilon: float) -> Floats:

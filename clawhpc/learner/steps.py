@@ -27,7 +27,7 @@ from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.records import CallRole, RolloutRecord
 from clawhpc.tree.conversation import conversation_turns
-from clawhpc.tree.cut import refuse_long_paths
+from clawhpc.tree.cut import refuse_large_roles, refuse_long_paths, split_roles
 from clawhpc.tree.drift import measure_drift
 from clawhpc.tree.nodes import CallTree
 from clawhpc.tree.prune import DropRule, PrunedTree, prune_tree
@@ -57,24 +57,20 @@ def build_rl_step(
     So leaving out rollouts whose advantage is 0 saves their computation and changes no number. A record whose tree
     cannot be built is left out before the baseline is taken; calls that fit into no row, and draws that are stale,
     before the denominators are. All are counted, and whole rollouts and calls named in the log. UserError where nothing
-    but the budget keeps the step from training. ValueError for rollouts that were drawn at different temperatures.
+    but the budget keeps the step from training.
     """
     pruned = {record.rollout_id: tree for record in records if (tree := _prune(record, credit)) is not None}
     sound = [record for record in records if record.rollout_id in pruned]
     training = [record for record in sound if record.trains]
+    least_version = step - settings.max_staleness
     lessons = [
-        _Lesson.of(
-            pruned[record.rollout_id].tree,
-            settings,
-            least_version=step - settings.max_staleness,
-            reward=reward_of(record),
-        )
+        _Lesson.of(pruned[record.rollout_id].tree, settings, least_version=least_version, reward=reward_of(record))
         for record in training
     ]
-    _weigh(lessons, settings, credit)
+    lessons = _weighed(lessons, settings, credit)
     credited = credit_roles(sound, credit, {lesson.whole.rollout_id: _roles(lesson.tree) for lesson in lessons})
     if not credit.needs_critic:
-        _compare(lessons, credited)
+        lessons = _compared(lessons, credited)
     wanted = [lesson for lesson in lessons if _always(settings, credit) or _stands_out(lesson, credited)]
     taught = [lesson for lesson in wanted if lesson.num_tokens]
     if not taught:
@@ -82,27 +78,20 @@ def build_rl_step(
     trains = any(lesson.weights.any() for lesson in taught)  # else all are stale: an update would be momentum alone
     rows = _rows([lesson.tree for lesson in taught] if trains else [], settings, _temperature(records))
     metrics = {
-        "train/reward": credited[CallRole.MAIN].reward_mean,
-        **_credit_metrics(credited, credit),
-        **_tree_metrics(lessons, taught, rows),
+        **_credit_metrics(credited, lessons, credit),
+        **_tree_metrics(step, lessons, taught, rows),
         **_drop_metrics([pruned[record.rollout_id] for record in training]),
         **_drift_metrics(training, pruned),
-        "train/staleness_max": float(step - min((lesson.versions.min() for lesson in taught), default=step)),
         "tree/refused_rollouts": float(len(records) - len(sound)),
     }
-    return StepBatch(
-        step=step,
-        rows=rows,
-        draws=_draws(taught),
-        metrics=metrics,
-        credit=_credit_of_values(taught, credit) if credit.needs_critic else None,
-    )
+    of_values = _credit_of_values(taught, credit) if credit.needs_critic else None
+    return StepBatch(step=step, rows=rows, draws=_draws(taught), metrics=metrics, credit=of_values)
 
 
 def build_sft_step(step: int, trees: Sequence[CallTree], settings: LearnerSettings) -> StepBatch:
     """Rows for all trees that have a sampled token and fit into one. UserError where only the budget keeps them out."""
     lessons = [_Lesson.of(tree, settings, least_version=0) for tree in trees]
-    _weigh(lessons, settings, CreditSettings())
+    lessons = _weighed(lessons, settings, CreditSettings())
     taught = [lesson for lesson in lessons if lesson.num_tokens]
     if not taught:
         _check_budget(lessons, settings)
@@ -111,7 +100,7 @@ def build_sft_step(step: int, trees: Sequence[CallTree], settings: LearnerSettin
     return StepBatch(step=step, rows=rows, draws=_draws(taught), metrics=metrics)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Lesson:
     """One rollout that trains; arrays are aligned with the tokens that were drawn, in the order of `CallTree.draws`."""
 
@@ -125,8 +114,10 @@ class _Lesson:
     """Policy step that drew each."""
     fresh: NDArray[np.bool_]
     """Drawn by a policy that is new enough."""
-    weights: NDArray[np.float64]
-    advantages: NDArray[np.float64]
+    weights: Floats
+    """In the loss; 0 until it is weighed."""
+    advantages: Floats
+    """0 until it is compared; where values decide, it never is."""
     reward: float
 
     @classmethod
@@ -155,15 +146,22 @@ class _Lesson:
         """Drawn in it."""
         return len(self.versions)
 
+    @property
+    def trains(self) -> NDArray[np.bool_]:
+        """What counts in the loss."""
+        return self.weights > 0
 
-def _weigh(lessons: Sequence[_Lesson], settings: LearnerSettings, credit: CreditSettings) -> None:
-    """Set the weight of each token in the loss; the tokens of a role share their weights among themselves."""
+
+def _weighed(lessons: Sequence[_Lesson], settings: LearnerSettings, credit: CreditSettings) -> list[_Lesson]:
+    """With the weight of each token in the loss; the tokens of a role share their weights among themselves."""
     loss = settings.loss
+    weights = [np.zeros(lesson.num_tokens) for lesson in lessons]
     for role in credit.trained_roles:
         trained = [lesson.fresh & (lesson.roles == role) for lesson in lessons]
         shares = token_weights([int(at.sum()) for at in trained], loss.normaliser, loss.constant_tokens)
-        for lesson, at, share in zip(lessons, trained, shares, strict=True):
-            lesson.weights[at] = share * credit.role_weight(role)
+        for of_lesson, at, share in zip(weights, trained, shares, strict=True):
+            of_lesson[at] = share * credit.role_weight(role)
+    return [replace(lesson, weights=of_lesson) for lesson, of_lesson in zip(lessons, weights, strict=True)]
 
 
 def _roles(tree: CallTree) -> set[CallRole]:
@@ -171,11 +169,16 @@ def _roles(tree: CallTree) -> set[CallRole]:
     return {tree.nodes[draw.node_id].role for draw in tree.draws}
 
 
-def _compare(lessons: Sequence[_Lesson], credited: Mapping[CallRole, Credit]) -> None:
-    """Set the advantage of each token: its rollout's, among those that drew for its role."""
+def _compared(lessons: Sequence[_Lesson], credited: Mapping[CallRole, Credit]) -> list[_Lesson]:
+    """With the advantage of each token: its rollout's, among those that drew for its role."""
+    return [replace(lesson, advantages=_advantages(lesson, credited)) for lesson in lessons]
+
+
+def _advantages(lesson: _Lesson, credited: Mapping[CallRole, Credit]) -> Floats:
+    advantages = np.zeros(lesson.num_tokens)
     for role, of_role in credited.items():
-        for lesson in lessons:
-            lesson.advantages[lesson.roles == role] = of_role.advantages.get(lesson.tree.rollout_id, 0.0)
+        advantages[lesson.roles == role] = of_role.advantages.get(lesson.tree.rollout_id, 0.0)
+    return advantages
 
 
 def _stands_out(lesson: _Lesson, credited: Mapping[CallRole, Credit]) -> bool:
@@ -185,7 +188,8 @@ def _stands_out(lesson: _Lesson, credited: Mapping[CallRole, Credit]) -> bool:
 
 def _credit_of_values(lessons: Sequence[_Lesson], credit: CreditSettings) -> Callable[[Floats], ValueCredit]:
     rewarded = [RewardedTurns(turns=conversation_turns(lesson.tree), reward=lesson.reward) for lesson in lessons]
-    return lambda values_M: credit_values(rewarded, values_M, credit)
+    trains_M = np.concatenate([np.zeros(0, dtype=bool), *(lesson.trains for lesson in lessons)])
+    return lambda values_M: credit_values(rewarded, values_M, trains_M, credit)
 
 
 def _always(settings: LearnerSettings, credit: CreditSettings) -> bool:
@@ -203,7 +207,7 @@ def _draws(lessons: Sequence[_Lesson]) -> Draws:
     )
 
 
-def _joined(parts: Sequence[NDArray[np.float64]]) -> Tensor:
+def _joined(parts: Sequence[Floats]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.zeros(0), *parts])).float()
 
 
@@ -211,6 +215,8 @@ def _rows(trees: Sequence[CallTree], settings: LearnerSettings, temperature: flo
     firsts = itertools.accumulate((tree.num_sampled_tokens for tree in trees), initial=0)
     step_trees = [StepTree.of(tree, first) for tree, first in zip(trees, firsts, strict=False)]
     with_paths = settings.loss.ratio == "path"
+    if with_paths:  # all of a conversation in one row, and none crosses roles
+        step_trees = [replace(whole, tree=part) for whole in step_trees for part in split_roles(whole.tree)]
     return tuple(
         build_batches(step_trees, token_budget=settings.row_tokens, temperature=temperature, with_paths=with_paths)
     )
@@ -230,8 +236,9 @@ def _prune(record: RolloutRecord, credit: CreditSettings) -> PrunedTree | None:
 def _fit(tree: CallTree, settings: LearnerSettings) -> tuple[CallTree, tuple[int, ...]]:
     """What of a tree fits into rows, and the calls that do not, which are named in the log."""
     fitting, refused = refuse_long_paths(tree, settings.row_tokens)
-    if settings.loss.ratio == "path" and fitting.num_tokens > settings.row_tokens:
-        fitting, refused = replace(tree, nodes=(), leaf_of_call={}), tuple(tree.leaf_of_call)
+    if settings.loss.ratio == "path":
+        fitting, more = refuse_large_roles(fitting, settings.row_tokens)
+        refused += more
     if refused:
         log.warning(
             "rollout %s: %d of its %d calls do not train: they are over token_budget=%d",
@@ -255,18 +262,17 @@ def _check_budget(lessons: Sequence[_Lesson], settings: LearnerSettings) -> None
 
 def _temperature(records: Sequence[RolloutRecord]) -> float:
     found = {record.temperature for record in records} or {1.0}
-    if len(found) > 1:
-        raise ValueError(f"the rollouts of one step were drawn at different temperatures: {sorted(found)}")
+    assert len(found) == 1, f"the rollouts of one step were drawn at different temperatures: {sorted(found)}"
     return found.pop()
 
 
-def _tree_metrics(lessons: Sequence[_Lesson], taught: Sequence[_Lesson], rows: Sequence[TreeBatch]) -> dict[str, float]:
-    drawn = sum(lesson.num_tokens for lesson in lessons)
-    with_credit = sum(lesson.num_tokens for lesson in taught)
+def _tree_metrics(
+    step: int, lessons: Sequence[_Lesson], taught: Sequence[_Lesson], rows: Sequence[TreeBatch]
+) -> dict[str, float]:
     return {
-        "train/no_credit_share": 1.0 - with_credit / drawn if drawn else 0.0,
+        "train/staleness_max": float(step - min((lesson.versions.min() for lesson in taught), default=step)),
         "train/stale_tokens": float(sum((~lesson.fresh).sum() for lesson in lessons)),
-        "tree/sampled_tokens": float(drawn),
+        "tree/sampled_tokens": float(sum(lesson.num_tokens for lesson in lessons)),
         "tree/row_tokens": _row_tokens(rows),
         "tree/path_tokens": float(sum(_path_tokens(lesson.tree) for lesson in taught)),
         "tree/without_draws": float(sum(not lesson.num_tokens for lesson in lessons)),
@@ -274,9 +280,21 @@ def _tree_metrics(lessons: Sequence[_Lesson], taught: Sequence[_Lesson], rows: S
     }
 
 
-def _credit_metrics(credited: Mapping[CallRole, Credit], credit: CreditSettings) -> dict[str, float]:
-    by_role = (of.reward_values(role) if credit.needs_critic else of.log_values(role) for role, of in credited.items())
-    return {name: value for values in by_role for name, value in values.items()}
+def _credit_metrics(
+    credited: Mapping[CallRole, Credit], lessons: Sequence[_Lesson], credit: CreditSettings
+) -> dict[str, float]:
+    """What there is to say of rewards; of baselines too, where advantages do not come from values."""
+    metrics = {"train/reward": credited[CallRole.MAIN].reward_mean}
+    for role, of_role in credited.items():
+        metrics |= of_role.reward_values(role) if credit.needs_critic else of_role.log_values(role)
+    return metrics if credit.needs_critic else metrics | {"train/no_credit_share": _no_credit_share(lessons)}
+
+
+def _no_credit_share(lessons: Sequence[_Lesson]) -> float:
+    """Of the tokens that train, those whose advantage is 0."""
+    num_tokens = sum(int(lesson.trains.sum()) for lesson in lessons)
+    with_credit = sum(np.count_nonzero(lesson.advantages[lesson.trains]) for lesson in lessons)
+    return 1.0 - with_credit / num_tokens if num_tokens else 0.0
 
 
 def _drop_metrics(pruned: Sequence[PrunedTree]) -> dict[str, float]:

@@ -10,10 +10,12 @@ after exactly the tokens that it was drawn after, so loss and gradient are those
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from clawhpc.records import CallRole
 from clawhpc.tree.nodes import CallTree, Node
 
 
@@ -22,11 +24,30 @@ def refuse_long_paths(tree: CallTree, budget: int) -> tuple[CallTree, tuple[int,
 
     What led to them alone goes with them; that may be all. `tree` itself where every call fits.
     """
-    refused = tuple(call_id for call_id, leaf in tree.leaf_of_call.items() if tree.nodes[leaf].end > budget)
+    return _without(tree, lambda node: node.end > budget)
+
+
+def refuse_large_roles(tree: CallTree, budget: int) -> tuple[CallTree, tuple[int, ...]]:
+    """The same for all calls of a role that take more than `budget` tokens together, whatever the other roles take."""
+    large = {part.nodes[part.draws[0].node_id].role for part in split_roles(tree) if part.num_tokens > budget}
+    return _without(tree, lambda node: node.role in large)
+
+
+def split_roles(tree: CallTree) -> tuple[CallTree, ...]:
+    """The draws of each role as a tree of their own, in which those of other roles are context."""
+    of_role: defaultdict[CallRole, set[int]] = defaultdict(set)
+    for draw in tree.draws:
+        of_role[tree.nodes[draw.node_id].role].add(draw.node_id)
+    on_paths = [(_on_paths(tree, draws), draws) for draws in of_role.values()]
+    return tuple(_subtree(tree, kept, repeated=kept - draws) for kept, draws in on_paths)
+
+
+def _without(tree: CallTree, refuses: Callable[[Node], bool]) -> tuple[CallTree, tuple[int, ...]]:
+    refused = {call_id: leaf for call_id, leaf in tree.leaf_of_call.items() if refuses(tree.nodes[leaf])}
     if not refused:
         return tree, ()
-    fitting = (leaf for leaf in tree.leaf_of_call.values() if tree.nodes[leaf].end <= budget)
-    return _subtree(tree, _on_paths(tree, fitting)), refused
+    fitting = (leaf for call_id, leaf in tree.leaf_of_call.items() if call_id not in refused)
+    return _subtree(tree, _on_paths(tree, fitting), repeated=set(refused.values())), tuple(refused)
 
 
 def cut_tree(tree: CallTree, budget: int) -> tuple[CallTree, ...]:

@@ -9,11 +9,12 @@ from itertools import groupby
 
 import numpy as np
 import pytest
+import torch
 
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings, LossSettings, Normaliser
-from clawhpc.learner.steps import StepBatch, _prune, build_rl_step, build_sft_step
+from clawhpc.learner.steps import StepBatch, build_rl_step, build_sft_step
 from clawhpc.records import CallRole, Outcome, RolloutRecord
 from clawhpc.tree.sequence import sequence_tree
 from tests.fakes.learner_trees import context, draw, plant
@@ -51,6 +52,16 @@ def test_rollouts_without_credit_are_not_computed_but_count_in_the_denominator()
     assert weights_by_rollout(batch) == [[pytest.approx(1 / 16)] * 4] * 2
     assert batch.metrics["train/no_credit_share"] == 0.5
     assert batch.metrics["credit/skipped_no_spread"] == 1
+
+
+def test_tokens_without_credit_are_told_by_their_advantage_though_a_kl_term_computes_them() -> None:
+    records = [rollout("a", 0, 1.0), rollout("a", 1, 0.0), rollout("b", 0, 1.0), rollout("b", 1, 1.0, num_calls=6)]
+    stale = [rollout("c", sample, float(sample), version=STEP - 1) for sample in range(2)]
+    batch = step([*records, *stale], replace(SETTINGS, loss=LossSettings(kl_coef=0.1)))
+    assert len(batch.draws) == 2 * (2 + 2 + 2 + 6 + 2 + 2)
+    assert batch.metrics["train/no_credit_share"] == pytest.approx(16 / 24)
+    by_values = build_rl_step(STEP, records, SETTINGS, CreditSettings(estimator="path_gae"))
+    assert "train/no_credit_share" not in by_values.metrics
 
 
 def test_every_rollout_weighs_the_same_per_rollout_whatever_its_calls() -> None:
@@ -102,6 +113,44 @@ def test_a_ratio_per_path_needs_all_of_a_tree_in_one_row() -> None:
     assert [row.paths.num_paths for row in by_path.rows] == [1]
 
 
+def with_subagent(sample: int) -> RolloutRecord:
+    """Two main calls of 6 and 11 tokens, and between them a subagent's of 3 + 2."""
+    session = Session()
+    first = session.call((1, 2, 3, 4), reply=(7, sample), version=STEP)
+    session.call((1, 2, 8), reply=(9, sample), role=CallRole.SUBAGENT, version=STEP)
+    session.call((1, 2, 3, 4), first, (5, 6, 0), reply=(7, sample), version=STEP)
+    return make_record(make_group("a", step=STEP), sample, float(sample), calls=tuple(session.calls))
+
+
+@pytest.mark.parametrize(("budget", "refused"), [(20, 0), (11, 0), (10, 2)])
+def test_a_ratio_per_path_needs_all_of_a_roles_conversations_in_one_row_whatever_else_trains(
+    budget: int, refused: int
+) -> None:
+    settings = replace(SETTINGS, token_budget=budget, loss=LossSettings(ratio="path"))
+    records = [with_subagent(sample) for sample in range(2)]
+    found = []
+    for weights in ({}, {"subagent": 0.5}):
+        batch = build_rl_step(STEP, records, settings, CreditSettings(role_weights=weights))
+        tokens = {draw: row.targets_N[at].item() for row in batch.rows for at, draw in enumerate(row.draw_N.tolist())}
+        assert sorted(tokens) == list(range(len(batch.draws)))
+        assert sum(row.paths.num_paths for row in batch.rows) == 2 * (1 + len(weights))
+        found.append((batch.metrics["tree/over_budget"], [tokens[draw] for draw in sorted(tokens)]))
+    assert found[0][0] == found[1][0] == refused
+    of_main, with_other = found[0][1], found[1][1]
+    assert of_main == [7, 0, *[7, 0][refused:], 7, 1, *[7, 1][refused:]]
+    assert sorted(with_other) == sorted([*of_main, 9, 0, 9, 1])
+
+
+def test_a_roles_tokens_weigh_together_what_its_weight_says() -> None:
+    batch = build_rl_step(
+        STEP, [with_subagent(sample) for sample in range(2)], SETTINGS, CreditSettings(role_weights={"subagent": 0.5})
+    )
+    tokens = {draw: row.targets_N[at].item() for row in batch.rows for at, draw in enumerate(row.draw_N.tolist())}
+    by_subagent = torch.tensor([9 in (tokens[draw], tokens[max(0, draw - 1)]) for draw in sorted(tokens)])
+    assert batch.draws.token_weight[by_subagent].tolist() == [pytest.approx(0.5 / 4)] * 4
+    assert batch.draws.token_weight[~by_subagent].tolist() == [pytest.approx(1 / 8)] * 8
+
+
 @pytest.mark.parametrize("normaliser", ["token", "rollout", "constant"])
 def test_calls_over_the_budget_take_no_share_of_the_loss(normaliser: Normaliser) -> None:
     settings = replace(SETTINGS, token_budget=20, loss=LossSettings(normaliser=normaliser))
@@ -118,7 +167,7 @@ def test_a_budget_that_no_tree_of_a_step_fits_into_is_the_users_to_mend() -> Non
         step([small, rollout("a", 1, 0.0, prompt=6)], settings)
     assert step([small, rollout("a", 1, 1.0, prompt=6)], settings).rows == ()  # without spread it would teach nothing
     with pytest.raises(UserError, match=message):
-        build_sft_step(0, [_prune(small, CreditSettings()).tree], settings)
+        build_sft_step(0, [plant(context(1, 2, 3, 4, 5, below=[draw(7, 0)]))], settings)
     with pytest.raises(UserError, match=message):
         step([small, rollout("a", 1, 0.0, prompt=6), rollout("b", 0, 1.0, num_calls=1)], settings)
 
@@ -187,7 +236,7 @@ def test_draws_that_are_staler_than_allowed_do_not_train_and_are_counted() -> No
 def test_log_probs_are_of_the_temperature_that_the_rollouts_were_drawn_at() -> None:
     records = [replace(rollout("a", sample, float(sample)), temperature=0.7) for sample in range(2)]
     assert [row.temperature for row in step(records).rows] == [0.7]
-    with pytest.raises(ValueError, match=r"different temperatures: \[0\.7, 1\.0\]"):
+    with pytest.raises(AssertionError, match=r"different temperatures: \[0\.7, 1\.0\]"):
         step([records[0], rollout("a", 1, 1.0)])
 
 
