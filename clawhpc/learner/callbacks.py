@@ -31,7 +31,6 @@ from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.policy import save_policy, sweep_parts
 from clawhpc.learner.settings import WandbMode
-from clawhpc.learner.sharding import full_weights
 from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
@@ -186,7 +185,7 @@ class PublishPolicy(Callback):
                 step=step,
                 renderer=self.renderer,
                 thinking=self.thinking,
-                state_dict=full_weights(module.policy.model, module.ranks) if module.ranks.size > 1 else None,
+                state_dict=module.policy_weights(),
             )
 
 
@@ -208,7 +207,7 @@ class GivePolicy(Callback):
     def give(self, module: LearnerModule) -> None:
         """Where rank 0 asks for it."""
         if module.ranks.broadcast(None):
-            full_weights(module.policy.model, module.ranks)
+            module.policy_weights()
 
 
 class PrintSteps(Callback):

@@ -9,11 +9,11 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
 
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import Draws, TreeBatch
@@ -22,10 +22,12 @@ from clawhpc.learner.means import StepMeans
 from clawhpc.learner.networks import TreePolicy, load_tree_policy
 from clawhpc.learner.ranks import ALONE, Ranks
 from clawhpc.learner.settings import LearnerSettings
-from clawhpc.learner.sharding import clip_gradients, shard
+from clawhpc.learner.sharding import clip_gradients, full_weights, shard
 from clawhpc.learner.steps import StepBatch
 
 log = logging.getLogger(__name__)
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class LearnerModule(LightningModule):
@@ -47,15 +49,24 @@ class LearnerModule(LightningModule):
     def configure_model(self) -> None:
         """Load the policy, and leave each rank its part."""
         if not hasattr(self, "policy"):
-            self.policy = load_tree_policy(self.policy_folder, self.settings)
-            self.share(self.policy)
+            empty = not self.ranks.first
+            self.policy = self.share(load_tree_policy(self.policy_folder, self.settings, empty=empty))
 
-    def share(self, *networks: nn.Module) -> None:
-        """Leave each rank its part of each network."""
-        if self.ranks.size > 1:
+    @property
+    def sharded(self) -> bool:
+        """Networks are FSDP's: among ranks, and for mixed precision."""
+        return self.ranks.size > 1 or self.settings.mixed
+
+    def share(self, network: Network) -> Network:
+        """Leave each rank its part of a network that rank 0 has loaded; the others give an empty one."""
+        if self.sharded:
             assert self.device_mesh is not None, "the strategy has made it"
-            for network in networks:
-                shard(network, self.device_mesh["data_parallel"])
+            shard(network, self.device_mesh["data_parallel"], self.ranks, bf16=self.settings.mixed)
+        return network
+
+    def policy_weights(self) -> dict[str, Tensor] | None:
+        """What `save_policy` must be given of a policy in shards; all ranks must call, and rank 0 gets it."""
+        return full_weights(self.policy.model, self.ranks) if self.sharded else None
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over all parameters, those of the policy and of its critic each at a rate of their own."""

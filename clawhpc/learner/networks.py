@@ -11,14 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.learner.batch import TreeBatch
 from clawhpc.learner.losses import chunked_logprobs
-from clawhpc.learner.policy import load_policy
+from clawhpc.learner.policy import empty_policy, load_policy
 from clawhpc.learner.settings import LearnerSettings
 
 
@@ -87,8 +86,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
         """(N,) in fp32 or wider, also where all else computes in bf16, whose 8 bits are too few for a return."""
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            values_N = self.linear(hidden_ND.to(self.linear.weight.dtype))[:, 0]
+        values_N = self.linear(hidden_ND.to(self.linear.weight.dtype))[:, 0]
         return values_N.clone()  # FSDP hands on no view of another tensor
 
 
@@ -100,23 +98,27 @@ def predicting_states(backbone: nn.Module, row: TreeBatch) -> Tensor:
     return hidden_BTD[0, row.predecessor_N]
 
 
-def load_tree_policy(folder: Path, settings: LearnerSettings, *, with_values: bool = False) -> TreePolicy:
-    """The policy in a folder, as it trains."""
-    model = load_policy(folder)
-    _save_memory(model, settings)
+def load_tree_policy(
+    folder: Path, settings: LearnerSettings, *, with_values: bool = False, empty: bool = False
+) -> TreePolicy:
+    """The policy in a folder, as it trains; `empty`: without its weights, on the meta device."""
+    model = _load_model(folder, settings, empty=empty)
     num_token_ids = count_token_ids(folder)
     return TreePolicy(model, num_token_ids=num_token_ids, logit_chunk=settings.logit_chunk, with_values=with_values)
 
 
-def load_tree_critic(folder: Path, settings: LearnerSettings) -> TreeCritic:
-    """A critic that has learned nothing yet, on a backbone that begins as that of the policy in `folder`."""
-    model = load_policy(folder)
-    _save_memory(model, settings)
-    backbone = model.base_model
+def load_tree_critic(folder: Path, settings: LearnerSettings, *, empty: bool = False) -> TreeCritic:
+    """A critic that has learned nothing yet, on a backbone that begins as that of the policy in `folder`.
+
+    `empty`: without its weights, on the meta device.
+    """
+    backbone = _load_model(folder, settings, empty=empty).base_model
     assert isinstance(backbone, PreTrainedModel), "a model without its output head is a model"
     return TreeCritic(backbone)
 
 
-def _save_memory(model: PreTrainedModel, settings: LearnerSettings) -> None:
+def _load_model(folder: Path, settings: LearnerSettings, *, empty: bool) -> PreTrainedModel:
+    model = empty_policy(folder) if empty else load_policy(folder)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
 from clawhpc.engine.render import ChatRenderer
@@ -175,6 +175,15 @@ def load_policy(folder: Path) -> PreTrainedModel:
         )
     model, found = loaded
     _check_weights(folder, found)
+    use_tree_attention(model)
+    return model.train()
+
+
+def empty_policy(folder: Path) -> PreTrainedModel:
+    """As `load_policy`, but on the meta device: no weights are read, and no memory is taken."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     use_tree_attention(model)
     return model.train()
 

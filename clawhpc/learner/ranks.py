@@ -139,6 +139,13 @@ def lead_ranks(
 
 
 @contextmanager
+def group_of_one(*, cuda: bool) -> Iterator[Ranks]:
+    """This process by itself, in a group all the same, which FSDP asks for."""
+    with _joined(ALONE, dist.HashStore(), cuda=cuda) as ranks:
+        yield ranks
+
+
+@contextmanager
 def join_ranks(meeting: Meeting, *, cuda: bool) -> Iterator[Ranks]:
     """Another rank than 0, whose standard output rank 0 reads."""
     os.write(sys.stdout.fileno(), READY)

@@ -52,11 +52,17 @@ class RlModule(LearnerModule):
         if hasattr(self, "policy"):
             return
         shared = self.with_critic and self.settings.critic.backbone == "policy"
-        self.policy = load_tree_policy(self.policy_folder, self.settings, with_values=shared)
-        self.critic = load_tree_critic(self.policy_folder, self.settings) if self.with_critic and not shared else None
-        if self.settings.loss.kl_coef:
-            self.reference = (load_tree_policy(self.policy_folder, self.settings).requires_grad_(False),)
-        self.share(*(network for network in (self.policy, self.critic, *self.reference) if network is not None))
+        folder, settings, empty = self.policy_folder, self.settings, not self.ranks.first
+        self.policy = self.share(load_tree_policy(folder, settings, with_values=shared, empty=empty))
+        own = self.with_critic and not shared
+        self.critic = self.share(load_tree_critic(folder, settings, empty=empty)) if own else None
+        if settings.loss.kl_coef:
+            self.reference = (self.share(load_tree_policy(folder, settings, empty=empty).requires_grad_(False)),)
+
+    def on_train_start(self) -> None:
+        """Bring along what Lightning does not move: the reference is a part of nothing that it knows."""
+        for network in self.reference:
+            network.to(self.device)
 
     def parts(self) -> list[tuple[list[nn.Parameter], float]]:
         """The policy's own parameters; those that only the critic has."""
@@ -113,7 +119,7 @@ class RlModule(LearnerModule):
         return values_N
 
     def _reference_of(self, row: TreeBatch) -> Tensor:
-        return self.reference[0].to(self.device)(row).logprobs_N  # a part of nothing that Lightning moves
+        return self.reference[0](row).logprobs_N
 
     def learn_row(self, step: int, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool) -> None:
         """`losses.policy_loss` and `losses.value_loss` of the row's tokens, each where it is learned in this step."""

@@ -119,7 +119,7 @@ class LearnerSettings:
     logit_chunk: int = 4096
     """Trained tokens whose logits exist at a time."""
     precision: Precision = "32-true"
-    """Of Lightning's Trainer. `bf16-mixed` computes in bf16 and keeps weights and optimizer in fp32."""
+    """`bf16-mixed` computes in bf16, and keeps weights, gradients and optimizer in fp32."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, a third more time."""
     accelerator: Accelerator = "auto"
@@ -127,7 +127,9 @@ class LearnerSettings:
     num_threads: int = 0
     """Threads of torch; 0 leaves torch's own choice. One is faster than two on a busy two-core machine."""
     checkpoint_every: int = 1
-    """Steps between checkpoints. A resume makes the steps since the last one again, from the same data."""
+    """Steps between checkpoints. A resume makes the steps since the last one again, from the same data. A checkpoint
+    is three times the policy in fp32 (48 GB at 4B parameters, as much again for a critic): a larger policy wants more.
+    """
     max_staleness: int = 0
     """Steps that the policy which draws is behind the one that is updated. 0: a step is collected after the one before
     it is learned. 1: while that is learned. A token of an older policy does not train, and is counted.
@@ -153,6 +155,11 @@ class LearnerSettings:
             raise ValueError(f"betas={self.betas}: each must be at least 0 and less than 1")
         if self.seed >= NUM_SEEDS:
             raise ValueError(f"seed={self.seed}: must be less than {NUM_SEEDS}")
+
+    @property
+    def mixed(self) -> bool:
+        """Layers are computed in another precision than that of the weights."""
+        return self.precision == "bf16-mixed"
 
     @property
     def row_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """Networks in shards, one on each rank: FSDP2 through Lightning's ModelParallelStrategy.
 
 A checkpoint is one file that rank 0 writes, the same whatever the number of ranks, so a run may go on with another
-number of them.
+number of them. Mixed precision is FSDP's too, with a group of one rank where there are no others: weights, gradients
+and optimizer are in fp32, and a layer is gathered and computed in bf16, experts included, which autocast leaves out.
 """
 
 from __future__ import annotations
@@ -10,32 +11,69 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from clawhpc.learner.networks import ValueHead
 from clawhpc.learner.ranks import Ranks
 
+IN_FP32 = MixedPrecisionPolicy(cast_forward_inputs=False)
+IN_BF16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+"""The embedding begins in bf16. FSDP's cast of inputs would make a new `TreeLayout` for each layer."""
 
-def shard(network: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave on each rank of `mesh` its part of every parameter; a gradient is the sum over all ranks.
 
-    `network` is to be called as a whole, on all ranks at once: its layers are gathered one at a time, and all else
-    around them. What it returns must be tensors, or tuples of them, and no view of another tensor.
+def shard(network: nn.Module, mesh: DeviceMesh, ranks: Ranks, *, bf16: bool) -> None:
+    """Leave on each rank of `mesh` its part of rank 0's `network`; a gradient is the sum over all ranks.
+
+    What the others give is on the meta device: rank 0 hands out the weights, one parameter at a time. `network` is to
+    be called as a whole, on all ranks at once: its layers are gathered one at a time, and all else around them; in
+    `bf16`, but for a value head. What it returns must be tensors, or tuples of them, and no view of another tensor.
     """
+    whole = {name: parameter.detach() for name, parameter in network.named_parameters()}
     for module in list(network.modules()):
-        if isinstance(module, GradientCheckpointingLayer):  # transformers' word for a layer of a backbone
-            fully_shard(module, mesh=mesh)
-    fully_shard(network, mesh=mesh)
+        if isinstance(module, ValueHead):
+            fully_shard(module, mesh=mesh, mp_policy=IN_FP32)
+        elif isinstance(module, GradientCheckpointingLayer):  # transformers' word for a layer of a backbone
+            fully_shard(module, mesh=mesh, mp_policy=IN_BF16 if bf16 else IN_FP32)
+    fully_shard(network, mesh=mesh, mp_policy=IN_BF16 if bf16 else IN_FP32)
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the weights of the loss have the step's denominator already
             module.set_force_sum_reduction_for_comms(True)
+    if ranks.size > 1:
+        _make_room(network, torch.device(mesh.device_type))
+        _hand_out(network, whole, ranks)
+
+
+def _make_room(network: nn.Module, device: torch.device) -> None:
+    """Give what is on the meta device memory on `device`; a tied parameter stays one, which `to_empty` would part."""
+    made: dict[Tensor, Tensor] = {}
+    for module in network.modules():
+        parameters, buffers = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+        for name, tensor in [*parameters, *buffers]:
+            if tensor.is_meta and tensor not in made:
+                room = torch.empty_like(tensor, device=device)
+                trained = isinstance(tensor, nn.Parameter)
+                made[tensor] = nn.Parameter(room, requires_grad=tensor.requires_grad) if trained else room
+            setattr(module, name, made.get(tensor, tensor))
+
+
+@torch.no_grad()
+def _hand_out(network: nn.Module, whole: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Every rank gets its part of rank 0's parameters, which are `whole` there, and a copy of its buffers."""
+    for name, part in network.named_parameters():
+        assert isinstance(part, DTensor)
+        given = whole[name].to(part.device) if ranks.first else torch.empty(part.shape, device=part.device)
+        part.copy_(distribute_tensor(given, part.device_mesh, part.placements))
+    for buffer in network.buffers():
+        dist.broadcast(buffer, src=0)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:

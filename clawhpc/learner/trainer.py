@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +39,7 @@ from clawhpc.learner.data import StepData, StepSource, rl_source, sft_source, sh
 from clawhpc.learner.module import LearnerModule, SftModule
 from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import save_policy
-from clawhpc.learner.ranks import Ranks, lead_ranks
+from clawhpc.learner.ranks import ALONE, Ranks, group_of_one, lead_ranks
 from clawhpc.learner.rl_module import RlModule
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.learner.sharding import RankEnvironment, ShardedStrategy
@@ -80,16 +81,15 @@ def fit_rl(
     the others.
     """
     first = read_policy(policy)
-    cuda = _uses_cuda(settings)
     job = RankJob(
         settings=settings,
         with_critic=credit.needs_critic,
         policy=str(policy),
         num_steps=num_steps,
         checkpoints=str(paths.checkpoints),
-        cuda=cuda,
+        cuda=_uses_cuda(settings),
     )
-    with lead_ranks(settings.devices, job.command, logs=paths.ranks, environment=environment, cuda=cuda) as ranks:
+    with _ranks(settings, job, logs=paths.ranks, environment=environment) as ranks:
         return _fit(
             job.module(ranks),
             shared_source(rl_source(collect, settings, credit), ranks),
@@ -102,6 +102,18 @@ def fit_rl(
             list_checkpoints(paths.checkpoints),
             logger=logger,
         )
+
+
+def _ranks(
+    settings: LearnerSettings, job: RankJob, *, logs: Path, environment: Mapping[str, str]
+) -> AbstractContextManager[Ranks]:
+    if settings.devices == 1:
+        return _alone(settings, cuda=job.cuda)
+    return lead_ranks(settings.devices, job.command, logs=logs, environment=environment, cuda=job.cuda)
+
+
+def _alone(settings: LearnerSettings, *, cuda: bool) -> AbstractContextManager[Ranks]:
+    return group_of_one(cuda=cuda) if settings.mixed else nullcontext(ALONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +160,22 @@ def fit_sft(
     returns None to end here. There is one update per step, and one process, whatever `settings` say.
     """
     first = read_policy(policy)
-    _uses_cuda(settings)
+    cuda = _uses_cuda(settings)
     module = SftModule(settings, policy, num_steps)
     source = sft_source(lambda step: lessons(step, module.policy), settings)
     watch = RichProgressBar() if sys.stdout.isatty() else PrintSteps(num_steps, SFT_LINE, every=SFT_LINE_EVERY)
     callbacks = [watch, WriteCsv(paths.metrics / "metrics.csv"), _checkpoints(settings, paths.checkpoints)]
-    _fit(module, source, callbacks, list_checkpoints(paths.checkpoints))
-    return save_policy(output, module.policy.model, policy, step=0, renderer=first.renderer, thinking=first.thinking)
+    with _alone(settings, cuda=cuda):
+        _fit(module, source, callbacks, list_checkpoints(paths.checkpoints))
+        return save_policy(
+            output,
+            module.policy.model,
+            policy,
+            step=0,
+            renderer=first.renderer,
+            thinking=first.thinking,
+            state_dict=module.policy_weights(),
+        )
 
 
 RL_LINE = (
@@ -203,8 +224,8 @@ def _fit(
     trainer = Trainer(
         accelerator=settings.accelerator,
         devices=ranks.size,
-        strategy=ShardedStrategy(ranks) if ranks.size > 1 else "auto",
-        precision=settings.precision,
+        strategy=ShardedStrategy(ranks) if module.sharded else "auto",
+        precision="32-true",  # of the weights; what is computed in bf16 is `sharding.py`'s affair
         max_epochs=1,
         logger=logger,
         callbacks=list(callbacks),
@@ -213,7 +234,7 @@ def _fit(
         enable_progress_bar=any(isinstance(callback, RichProgressBar) for callback in callbacks),
         log_every_n_steps=1,
         # Under Slurm, Lightning would else take the requeue signal, which belongs to the launcher.
-        plugins=[RankEnvironment(ranks) if ranks.size > 1 else LightningEnvironment(), StreamCheckpoint()],
+        plugins=[RankEnvironment(ranks) if module.sharded else LightningEnvironment(), StreamCheckpoint()],
     )
     data = StepData(source, module.num_steps)
     try:
