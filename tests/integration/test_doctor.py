@@ -142,6 +142,18 @@ def test_a_slurm_that_hangs_is_a_row_and_nothing_of_the_question_stays(
     assert running(f"sleep {needle}") == []
 
 
+@pytest.mark.sandbox
+def test_an_apptainer_that_hangs_does_not_hide_bubblewrap(doctor: Doctor, tmp_path: Path, needle: str) -> None:
+    (tmp_path / "apptainer").write_text(f"#!/bin/sh\nsleep {needle}\n")
+    (tmp_path / "apptainer").chmod(0o755)
+    began = time.monotonic()
+    rows = rows_of(doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    assert time.monotonic() - began < PROMISE_S
+    assert (rows["Apptainer"]["state"], rows["Apptainer"]["found"]) == ("not needed here", "no answer within 5 s")
+    assert "is what workers take" in rows["bubblewrap"]["found"]
+    assert running(f"sleep {needle}") == []
+
+
 @pytest.mark.slurm
 def test_a_real_slurm_is_told_with_its_partitions(doctor: Doctor, slurm: SlurmCluster) -> None:
     rows = rows_of(doctor("--json", "launch=slurm", "launch.slurm.partition=low"))
