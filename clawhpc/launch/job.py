@@ -8,9 +8,11 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from submitit.helpers import DelayedSubmission
 
@@ -57,7 +59,8 @@ class WorkerJob:
         if self.lease is not None:
             threading.Thread(target=self._end_with_campaign, args=(self.lease,), name="lease", daemon=True).start()
         try:
-            told_by = self._work()
+            with sigterm_ends_it():
+                told_by = self._work()
         except (ClawError, OSError) as error:
             kind = "user" if isinstance(error, UserError) else "machine"
             with suppress(OSError):  # where the disk is full, `error` says so
@@ -89,3 +92,17 @@ class WorkerJob:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(END_S)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def sigterm_ends_it() -> Iterator[None]:
+    """Also before a worker listens for it: submitit passes over it, and Slurm kills what does."""
+    former = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from clawhpc.records import RolloutRecord, StepPlan
 from clawhpc.store import claim_owner, publish_plan, read_step
 from tests.fakes.records import make_group
 from tests.fakes.slurm_worker import SlowStub, StubWorker, stub_spec
+from tests.sandbox_parts import running
 from tests.slurm_cluster import SlurmCluster, until
 
 pytestmark = pytest.mark.slurm
@@ -174,12 +176,59 @@ def test_a_preempted_element_goes_on_when_there_is_room_again(slurm: SlurmCluste
         worker_id = begin(field, plan)
         node = slurm.run("squeue", "--noheader", "--format=%N", f"--jobs={field.job_of(worker_id)}").strip()
         slurm.run(
-            *("sbatch", "--partition=high", f"--nodelist={node}", "--cpus-per-task=8", "--mem=100"), "--wrap=sleep 3"
+            *(
+                "sbatch",
+                "--partition=high",
+                f"--nodelist={node}",
+                "--cpus-per-task=8",
+                "--mem=100",
+                "--output=/dev/null",
+            ),
+            "--wrap=sleep 3",
         )
         slurm.until(lambda: slurm.queue().get(field.job_of(worker_id)) == "PENDING")
         records = field.collect(plan)
         assert complete(records, plan)
         assert worker_id in field.pool._jobs, "it has not died"
+
+
+def test_a_campaign_in_an_element_of_an_array_has_workers_that_do_not_take_themselves_for_it(
+    open_field: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_MEM_PER_CPU": "1"}
+    for key, value in {**job, "SLURM_MEM_PER_NODE": "9", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(key, value)
+    plan = plan_of("a")
+    with open_field(settings_of(num_workers=1)) as field:
+        assert complete(field.collect(plan), plan)
+    assert job.items() <= os.environ.items()
+
+
+def is_guarded(root: Path) -> bool:
+    """A worker on `root` has a watchdog that no signal to the job ends."""
+    ignored = [
+        re.search(r"SigIgn:\s+(\w+)", Path(f"/proc/{pid}/status").read_text()) for pid in running(f"reap.py {root} ")
+    ]
+    return any(int(match[1], 16) & 1 << (signal.SIGTERM - 1) for match in ignored if match)
+
+
+@pytest.mark.sandbox
+def test_a_real_worker_goes_back_into_the_queue_when_told_and_ends_without_a_result_when_cancelled(
+    slurm: SlurmCluster, tmp_path: Path, ledger: Ledger, ledger_root: Path
+) -> None:
+    scratch = ledger_root / "workers"
+    spec = replace(stub_spec(tmp_path / "run"), scratch_root=str(scratch))
+    with WorkerPool(settings_of(num_workers=1), spec, ledger) as pool:
+        (job,) = pool._jobs.values()
+        slurm.until(lambda: is_guarded(scratch))
+        slurm.run("scancel", "--signal=USR2", job.job_id)
+        slurm.until(lambda: slurm.queue().get(job.job_id) == "PENDING")
+        until(lambda: not list(scratch.iterdir()))
+        slurm.until(lambda: is_guarded(scratch))
+        slurm.run("scancel", job.job_id)
+        slurm.until(lambda: slurm.state(job.job_id).startswith("CANCELLED"))
+        until(lambda: not list(scratch.iterdir()))
+        assert not job.paths.result_pickle.exists()
 
 
 @pytest.mark.slow

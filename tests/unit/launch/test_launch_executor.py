@@ -1,0 +1,139 @@
+"""What is asked of Slurm: the text that goes to sbatch, and what of our own job does not."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import submitit
+
+from clawhpc.errors import LaunchError, UserError
+from clawhpc.launch.executor import make_executor, outside_of_jobs, submit
+from clawhpc.launch.settings import LaunchSettings, SlurmSettings
+
+GOLDEN = """\
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=mine
+#SBATCH --array=0-2%2
+#SBATCH --constraint=h200
+#SBATCH --cpus-per-task=16
+#SBATCH --error=FOLDER/%A_%a_0_log.err
+#SBATCH --exclude=n9
+#SBATCH --exclusive
+#SBATCH --gres=gpu:h200:2
+#SBATCH --job-name=clawhpc
+#SBATCH --mem=64GB
+#SBATCH --nice=100
+#SBATCH --nodes=1
+#SBATCH --open-mode=append
+#SBATCH --output=FOLDER/%A_%a_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --qos=long
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=720
+#SBATCH --wckey=submitit
+
+# setup
+module load cuda
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --container-image=/i.sqsh PYTHON
+"""
+SETTINGS = SlurmSettings(
+    partition="gpu",
+    account="mine",
+    qos="long",
+    constraint="h200",
+    gres="gpu:h200:2",
+    cpus_per_task=16,
+    mem_gb=64,
+    exclude="n9",
+    exclusive=True,
+    array_parallelism=2,
+    signal_delay_s=120,
+    sbatch={"nice": 100, "requeue": True},
+    srun=("--container-image=/i.sqsh",),
+    setup=("module load cuda",),
+)
+
+
+def nothing() -> None:
+    """A task."""
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where an `sbatch` that takes everything puts the last script and the environment that it got."""
+    taken = tmp_path / "taken"
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\ncp "$1" {taken}; env >{taken}.env; echo Submitted batch job 41\n')
+    (tmp_path / "srun").touch()
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(submitit.SlurmJob, "watcher", submitit.SlurmJob.watcher)
+    return taken
+
+
+def test_the_script_for_sbatch_is_golden(sbatch: Path, tmp_path: Path) -> None:
+    settings = LaunchSettings(cluster="slurm", timeout_min=720, slurm=SETTINGS)
+    jobs = submit(make_executor(settings, tmp_path / "jobs"), [nothing] * 3)
+    assert [job.job_id for job in jobs] == ["41_0", "41_1", "41_2"]
+    script = sbatch.read_text().replace(str(tmp_path / "jobs"), "FOLDER")
+    python = script.rstrip().rpartition("sqsh ")[2]
+    assert python.endswith("-u -m submitit.core._submit FOLDER")
+    assert script.replace(python, "PYTHON") == GOLDEN
+
+
+def test_what_is_not_set_is_left_to_the_cluster(sbatch: Path, tmp_path: Path) -> None:
+    submit(make_executor(LaunchSettings(cluster="slurm"), tmp_path / "jobs"), [nothing])
+    script = sbatch.read_text()
+    for option in ("partition", "account", "qos", "mem", "gres", "gpus", "cpus", "constraint", "exclusive", "array"):
+        assert f"#SBATCH --{option}" not in script
+
+
+def test_a_job_that_submits_hands_on_what_tells_slurm_what_to_do_and_not_which_job_it_is(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n1", "SLURM_CONF": "/conf"}
+    for key, value in {**described, "SBATCH_ACCOUNT": "mine"}.items():
+        monkeypatch.setenv(key, value)
+    submit(make_executor(LaunchSettings(cluster="slurm"), tmp_path / "jobs"), [nothing])
+    handed_on = Path(f"{sbatch}.env").read_text()
+    assert "SLURM_CONF=/conf\n" in handed_on
+    assert "SBATCH_ACCOUNT=mine\n" in handed_on
+    assert not any(key in handed_on for key in ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURMD_NODENAME"))
+    assert described.items() <= os.environ.items()
+
+
+def test_the_environment_is_back_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with suppress(OSError), outside_of_jobs():
+        assert "SLURM_JOB_ID" not in os.environ
+        raise OSError
+    assert os.environ["SLURM_JOB_ID"] == "7"
+
+
+def test_where_there_is_no_slurm_the_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match=r"launch\.cluster=slurm: .*srun"):
+        make_executor(LaunchSettings(cluster="slurm"), tmp_path)
+
+
+def test_what_sbatch_refuses_is_told_in_its_own_words(sbatch: Path, tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    with pytest.raises(LaunchError, match="Invalid account"):
+        submit(make_executor(LaunchSettings(cluster="slurm"), tmp_path / "jobs"), [nothing])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mem_gb": 0.0}, {"array_parallelism": 0}, {"lease_s": 0.0}, {"watch_s": float("nan")}]
+)
+def test_settings_out_of_their_bounds_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*at least"):
+        SlurmSettings(**wrong)  # type: ignore[arg-type]
