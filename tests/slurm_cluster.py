@@ -170,14 +170,14 @@ class SlurmCluster:
         assert kill_marked(self._node_marker(node), deadline_s=STOP_S) == []
         self.daemons.pop(node).wait(STOP_S)
 
-    def run(self, *command: object) -> str:
+    def run(self, *command: object, within_s: float = COMMAND_S) -> str:
         """What a command of Slurm prints. AssertionError, with what it said, if it fails."""
         done = subprocess.run(
             list(map(str, command)),
             env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
-            timeout=COMMAND_S,
+            timeout=within_s,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout

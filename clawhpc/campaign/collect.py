@@ -50,7 +50,8 @@ class Collector:
         title = f"{plan.phase} {plan.step}"
         with Watch(title, plan.num_rollouts) as watch:
             while unsealed_groups(self._paths, plan):
-                self._free_claims(plan)
+                if not self._free_claims(plan):
+                    watch.rest()
                 if watch.show(count_rollouts(self._paths, plan)) > self._stall_s:
                     raise LaunchError(f"{title}: no rollout has ended for {self._stall_s:.0f} s; {self._pool.logs()}")
                 time.sleep(self._poll_s)
@@ -62,10 +63,12 @@ class Collector:
             raise
         return records
 
-    def _free_claims(self, plan: StepPlan) -> None:
-        """Free what dead workers have claimed of `plan`."""
-        if released := release_claims(self._paths, plan, self._pool.check()):
+    def _free_claims(self, plan: StepPlan) -> frozenset[str]:
+        """Free what dead workers have claimed of `plan`; those that are at work."""
+        at_work = self._pool.check()
+        if released := release_claims(self._paths, plan, at_work):
             log.info("%s %d: %d groups of dead workers are free again", plan.phase, plan.step, released)
+        return at_work
 
 
 class Watch:
@@ -85,6 +88,10 @@ class Watch:
 
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
+
+    def rest(self) -> None:
+        """Nothing can go on now, all workers being in the queue of a cluster: this is no time without progress."""
+        self._changed = time.monotonic()
 
     def show(self, num_done: int) -> float:
         """Say how far it is; seconds since it last went on."""

@@ -7,7 +7,6 @@ dead, and on Slurm that is for Slurm to say.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import signal
@@ -157,8 +156,9 @@ class WorkerPool:
             cancel([job.job_id])  # if Slurm was wrong about it: two of a kind are one too many
             if is_in(job.state, TAKEN):
                 return log.info("worker %s was taken by Slurm: job %s is %s", worker_id, job.job_id, job.state)
-        self._count_death(*self._failure(worker_id, job), log_file)
-        return log.warning("worker %s has died, log %s; starting another", worker_id, log_file)
+        kind, reason = self._failure(worker_id, job)
+        log.warning("worker %s has died: %s; its log is %s", worker_id, reason, log_file)
+        return self._count_death(kind, reason, log_file)
 
     def _count_death(self, kind: str, reason: str, log_file: Path) -> None:
         """Raise UserError or LaunchError where another worker would die as well."""
@@ -179,9 +179,14 @@ class WorkerPool:
         note = self._paths.workers / worker_id / FAILURE_FILE
         if note.exists():
             kind, _, reason = note.read_text().partition("\n")
-            return kind, reason.strip()
-        state = f", {job.state} on {job.get_info('cache').get('NodeList')}" if self._on_slurm else ""
-        return "machine", f"a worker ended without a word (job {job.job_id}{state})"
+            return kind, reason.strip() + self._slurms_word(job)
+        return "machine", f"a worker ended without a word{self._slurms_word(job)}"
+
+    def _slurms_word(self, job: submitit.Job[None]) -> str:
+        """What Slurm knows of a job that has ended, as the end of a sentence."""
+        if not self._on_slurm:
+            return ""
+        return f" (job {job.job_id}, {job.state} on {job.get_info('cache').get('NodeList')})"
 
     def close(self, grace_s: float) -> None:
         """Ask every worker to stop, wait up to `grace_s`, then cancel what is left, one that cannot be asked too."""
@@ -217,7 +222,7 @@ def cancel(job_ids: list[str], *options: str) -> None:
     """Cancel jobs and array elements that are ours, those that there still are. Never in anyone's way."""
     if not job_ids:
         return
-    command = ["scancel", "--quiet", f"--name={JOB_NAME}", f"--user={getpass.getuser()}", *options, *job_ids]
+    command = ["scancel", "--quiet", f"--name={JOB_NAME}", f"--user={os.getuid()}", *options, *job_ids]
     try:
         answer = run(command)
     except (OSError, subprocess.SubprocessError) as error:

@@ -7,8 +7,8 @@ is for all jobs, however many.
 
 from __future__ import annotations
 
-import getpass
 import logging
+import os
 import subprocess
 import time
 from collections.abc import Collection
@@ -85,7 +85,7 @@ class SlurmStates(SlurmInfoWatcher):
         return found | {job_id: row for job_id, row in queued.items() if row["State"] != GONE}
 
     def _ask_queue(self, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
-        command = ["squeue", f"--user={getpass.getuser()}", "--states=all", "--array", "--format=%i|%T|%N"]
+        command = ["squeue", f"--user={os.getuid()}", "--states=all", "--array", "--format=%i|%T|%N"]
         answer = run(command)
         answer.check_returncode()
         rows = [line.split("|") for line in answer.stdout.splitlines()[1:]]

@@ -146,13 +146,10 @@ def test_an_element_that_gives_up_gives_its_work_back_and_says_why(
     plan = plan_of("a", "give-up-once")
     with open_field() as field:
         assert complete(field.collect(plan), plan)
-    with (
-        open_field(settings_of(max_restarts=0), name="other") as field,
-        pytest.raises(LaunchError, match="engine has failed to start three times"),
-    ):
-        field.collect(plan_of("give-up"))
+    assert re.search(r"died: the engine has failed to start three times \(job \d+_\d, \w+ on n\d\)", caplog.text)
 
 
+@pytest.mark.slow
 def test_an_element_that_is_told_to_make_room_goes_on_later_under_the_same_id(
     slurm: SlurmCluster, open_field: Callable
 ) -> None:
@@ -170,6 +167,7 @@ def test_an_element_that_is_told_to_make_room_goes_on_later_under_the_same_id(
     assert {record.detail.split()[3] for record in records if record.worker_id == worker_id} == {"-", "1"}
 
 
+@pytest.mark.slow
 def test_a_preempted_element_goes_on_when_there_is_room_again(slurm: SlurmCluster, open_field: Callable) -> None:
     plan = plan_of(*"abcdef", num_samples=4)
     with open_field(settings_of(partition="low", cpus_per_task=8), SlowStub) as field:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, StepPlan
 from clawhpc.store import claim_group, claim_owner, publish_rollout, read_rollouts, seal_group
 from tests.fakes.records import make_group, make_record
+
+STALL_MIN = 0.01
 
 
 @dataclass
@@ -68,7 +71,7 @@ def test_the_claims_of_dead_workers_are_freed_and_those_of_the_living_are_not(tm
     claim_group(paths, plan.groups[1].key, "w1")
     pool = FakePool(paths, plan, lazy=True)
     with pytest.raises(LaunchError):
-        Collector(paths, pool, stall_min=0.01).collect(plan)  # type: ignore[arg-type]
+        Collector(paths, pool, stall_min=STALL_MIN).collect(plan)  # type: ignore[arg-type]
     assert pool.free[:2] == ["dead", None]
     assert claim_owner(paths, plan.groups[1].key) == "w1"
 
@@ -77,7 +80,20 @@ def test_a_collection_in_which_nothing_happens_ends_with_the_logs_to_read(tmp_pa
     paths, plan = RunPaths(tmp_path), plan_of("a")
     pool = FakePool(paths, plan, lazy=True)
     with pytest.raises(LaunchError, match=r"no rollout has ended for 1 s; worker logs: here"):
-        Collector(paths, pool, stall_min=0.01).collect(plan)  # type: ignore[arg-type]
+        Collector(paths, pool, stall_min=STALL_MIN).collect(plan)  # type: ignore[arg-type]
+
+
+def test_while_all_workers_are_in_the_queue_of_a_cluster_nothing_is_late(tmp_path: Path) -> None:
+    class QueuedPool(FakePool):
+        def check(self) -> frozenset[str]:
+            self.looks += 1
+            if time.monotonic() - began < 2 * 60 * STALL_MIN:
+                return frozenset()
+            self.collect(self.plan.groups[0])
+            return frozenset({"w1"})
+
+    paths, plan, began = RunPaths(tmp_path), plan_of("a"), time.monotonic()
+    assert len(Collector(paths, QueuedPool(paths, plan), STALL_MIN, poll_s=0.01).collect(plan)) == 2  # type: ignore[arg-type]
 
 
 def test_a_collection_in_which_everything_failed_is_set_aside_and_collected_again(tmp_path: Path) -> None:

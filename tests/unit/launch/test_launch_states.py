@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def test_without_accounts_the_queue_is_asked_and_whom_it_has_forgotten_has_ended
     assert caplog.text.count("keeps no accounts") == 1
     asked = [line.split()[0] for line in calls.read_text().splitlines()]
     assert asked == ["sacct", "squeue", "squeue"]
-    assert f"--user={getpass.getuser()}" in calls.read_text()
+    assert f"--user={os.getuid()}" in calls.read_text()
 
 
 @pytest.mark.parametrize("sacct", ["echo 'Connection refused' >&2; exit 1", "kill -9 $$"], ids=["refused", "killed"])
