@@ -28,6 +28,8 @@ from clawhpc.learner.models import unfit_reason
 
 TREE_ATTENTION = "clawhpc_tree"
 """Name in transformers' attention interface."""
+BLOCK = 128
+"""Rows of a block on a GPU; the kernel's own default."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ class TreeLayout:
         end_of_key = self.end_of_key(device)
         rows = torch.arange(len(end_of_key), device=device)
         return (rows[None, :] <= rows[:, None]) & (rows[:, None] < end_of_key[None, :])
+
+    @functools.cached_property
+    def in_blocks(self) -> TreeLayout:
+        """The same with rows of no tree behind it, up to a whole number of blocks, which is two or more.
+
+        A tensor with one of anything, and a length that is no multiple, would each have a kernel compiled for itself.
+        """
+        length = self.segments[-1].stop
+        stop = max(2, -(-length // BLOCK)) * BLOCK
+        return self if stop == length else TreeLayout((*self.segments, Segment(length, stop, stop)))
 
     @functools.cached_property
     def rectangles(self) -> tuple[Rectangle, ...]:
@@ -121,23 +133,24 @@ def block_attention(
 ) -> Tensor:
     """FlexAttention under the block mask of the layout."""
     grouped = query_BHTD.shape[1] != key_BKTD.shape[1]
-    mask = block_mask(layout, query_BHTD.device)
-    return _flex_kernel()(query_BHTD, key_BKTD, value_BKTD, block_mask=mask, scale=scale, enable_gqa=grouped)
+    length, mask = query_BHTD.shape[2], block_mask(layout.in_blocks, query_BHTD.device)
+    room = (0, 0, 0, mask.seq_lengths[0] - length)
+    query_BHTD, key_BKTD, value_BKTD = (
+        torch.nn.functional.pad(tensor, room) for tensor in (query_BHTD, key_BKTD, value_BKTD)
+    )
+    out_BHTD = _flex_kernel()(query_BHTD, key_BKTD, value_BKTD, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return out_BHTD[:, :, :length]
 
 
 @functools.cache
 def _flex_kernel() -> Callable[..., Tensor]:
-    """Compiled for rows of any length and layout at once.
+    """Compiled for rows of any length and layout at once, with gradient and without.
 
     With `fullgraph`, a kernel that is compiled again too often is an error. Without, torch would go on with an
     implementation that holds all T² scores. No `score_mod`: with one, the gradient is NaN in rows of some lengths
     (pytorch issue 153799).
     """
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
-
-
-BLOCK = 128
-"""Rows of a block; the kernel's own default."""
 
 
 @functools.lru_cache(maxsize=1)  # every layer of one row asks for the same

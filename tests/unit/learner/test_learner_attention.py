@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from clawhpc.errors import UserError
+from clawhpc.learner import attention
 from clawhpc.learner.attention import (
     Segment,
     TreeLayout,
@@ -23,6 +24,8 @@ from clawhpc.learner.attention import (
 )
 from tests.fakes.learner_trees import context, draw, pack, plant, tiny_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+"""The compiler looks at it."""
 CPU = torch.device("cpu")
 
 
@@ -177,7 +180,8 @@ def test_the_block_mask_is_that_of_the_dense_mask(length: int) -> None:
             assert torch.equal(getattr(ours, name), getattr(expected, name)), name
 
 
-def test_one_compilation_serves_rows_of_all_lengths_and_layouts() -> None:
+def test_rows_of_all_lengths_and_layouts_share_two_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with gradient and one without. What is compiled is run as torch's plain code, for which a CPU will do."""
     compiled = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -185,11 +189,16 @@ def test_one_compilation_serves_rows_of_all_lengths_and_layouts() -> None:
         return graph.forward
 
     kernel = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=count)
-    for layout in (forks(4, 60, 20), forks(7, 90, 11), TreeLayout.chain(384), forks(2, 64, 1)):
-        query, key, value, _ = tensors(layout, torch.float32)
-        got = kernel(query, key, value, block_mask=block_mask(layout, CPU), scale=0.3, enable_gqa=True)
-        assert torch.allclose(got, masked_attention(query, key, value, layout, 0.3), atol=1e-5)
-    assert len(compiled) == 1
+    monkeypatch.setattr(attention, "_flex_kernel", lambda: kernel)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    chains = [TreeLayout.chain(length) for length in (300, 128, 100, 1, 127, 256)]
+    for layout in (*chains, forks(7, 90, 11), forks(2, 64, 1)):
+        inputs = tensors(layout, torch.float32)
+        expected = output_and_gradients(masked_attention, layout, inputs)
+        assert largest_gap(output_and_gradients(block_attention, layout, inputs), expected) < 1e-5
+        with torch.no_grad():
+            assert largest_gap([block_attention(*inputs[:3], layout, 0.3)], expected[:1]) < 1e-5
+    assert len(compiled) == 2
 
 
 def gradients_and_saved_bytes(model: PreTrainedModel, layout: TreeLayout) -> tuple[list[Tensor], int]:
@@ -220,7 +229,8 @@ def test_layers_that_are_computed_again_give_the_same_gradients_and_keep_less(ki
 
 
 def gpu_layouts() -> list[TreeLayout]:
-    return [forks(20, 100, 60), forks(7, 90, 11), TreeLayout.chain(1024), random_layout(5, num_runs=40, longest=200)]
+    chains = [TreeLayout.chain(length) for length in (1024, 100, 1)]
+    return [forks(20, 100, 60), forks(7, 90, 11), *chains, random_layout(5, num_runs=40, longest=200)]
 
 
 @needs_gpu
@@ -248,18 +258,16 @@ def test_block_attention_is_not_compiled_again_for_rows_of_other_lengths() -> No
 
 
 @needs_gpu
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "computed_again"])
-def test_a_model_on_a_gpu_under_bf16_autocast_has_the_gradients_of_the_cpu(again: bool) -> None:
+def test_a_model_on_a_gpu_in_bf16_has_the_gradients_of_the_cpu(again: bool) -> None:
     layout = forks(20, 20, 10)
-    on_cpu, on_gpu = tiny_model(), tiny_model().cuda()
+    on_cpu, on_gpu = tiny_model(), tiny_model().cuda().bfloat16()
     for model in (on_cpu, on_gpu):
         use_tree_attention(model)
     if again:
         on_gpu.gradient_checkpointing_enable({"use_reentrant": False})
     expected, _ = gradients_and_saved_bytes(on_cpu, layout)
-    with torch.autocast("cuda", torch.bfloat16):
-        got, _ = gradients_and_saved_bytes(on_gpu, layout)
+    got, _ = gradients_and_saved_bytes(on_gpu, layout)
     for left, right in zip(got, expected, strict=True):
         assert (left.cpu() - right).norm() < 0.05 * right.norm()
 
