@@ -23,7 +23,7 @@ from clawhpc.errors import UserError
 from clawhpc.ledger import Ledger, clear_remains, default_root, find_remains
 from clawhpc.sandbox.apptainer import find_apptainer
 
-LONG_S = 8.0
+LONG_S = 7.5
 """For checks that ask several programs. All are made at once, so this is also the longest that anyone waits."""
 INDENT = "  "
 ALL_WELL = "All that this configuration needs works."
@@ -196,7 +196,9 @@ class Desk:
             partition=launch.slurm.partition,
             timeout_min=launch.timeout_min,
             num_workers=launch.num_workers,
-            wants_gpus=bool(launch.slurm.gpus_per_node) or "gpu" in (launch.slurm.gres or ""),
+            num_gpus=launch.slurm.gpus_per_node or slurm.count_gpus(launch.slurm.gres or ""),
+            num_cores=launch.slurm.cpus_per_task or 1,
+            memory_gib=launch.slurm.mem_gb or 0.0,
         )
         look = partial(slurm.check_slurm, self.machine, needs)
         return [Check(part="Slurm", what="Slurm", look=look, needed=self._on_slurm, deadline_s=LONG_S)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,10 @@ class SlurmNeeds:
     """None: the cluster's default."""
     timeout_min: int = 60
     num_workers: int = 1
-    wants_gpus: bool = False
+    num_gpus: int = 0
+    """Of one node, as are those below."""
+    num_cores: int = 1
+    memory_gib: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,11 @@ class Partition:
     is_up: bool
     limit_min: float
     """Of one job; infinite where there is none."""
+    num_cores: int
+    memory_gib: float
+    num_gpus: int
     text: str
     """For a person."""
-    gres: str
 
 
 def check_slurm(machine: Machine, needs: SlurmNeeds) -> list[Finding]:
@@ -59,15 +64,12 @@ def check_slurm(machine: Machine, needs: SlurmNeeds) -> list[Finding]:
     found = f"{settings.get('SLURM_VERSION', '?')}, cluster {settings.get('ClusterName', '?')}; the controller answers"
     return [
         row("Slurm", True, found, ""),
-        _accounting(machine, settings, row),
+        check_accounting(machine, settings, needs),
         check_requeue(settings),
         check_arrays(settings, needs),
         check_tracking(settings),
         *check_partitions(read_partitions(machine.ask("sinfo", "-h", "-o", NODES_FORMAT).output), needs),
     ]
-
-
-Row = Callable[[str, bool, str, str], Finding]
 
 
 def _row(needs: SlurmNeeds, what: str, works: bool, found: str, remedy: str) -> Finding:
@@ -81,14 +83,14 @@ def read_settings(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _accounting(machine: Machine, settings: dict[str, str], row: Row) -> Finding:
-    """Without it nobody can tell a job that was killed from one that still runs."""
-    what, kind = "Slurm accounting", settings.get("AccountingStorageType", "")
-    if not kind.endswith("slurmdbd"):
-        remedy = "ask for accounting (slurmdbd): else a worker that is killed looks alive; or launch=local in one job"
-        return row(what, False, f"off ({kind or 'not set'})", remedy)
+def check_accounting(machine: Machine, settings: dict[str, str], needs: SlurmNeeds) -> Finding:
+    """Whether Slurm says how a job has ended; if it keeps no accounts, who lives is looked up in its queue."""
+    what = "Slurm accounting"
+    if not settings.get("AccountingStorageType", "").endswith("slurmdbd"):
+        found, remedy = "off: why a worker has died is not known", "ask for accounting (slurmdbd)"
+        return Finding(what=what, state=State.LIMITED, found=found, remedy=remedy)
     asked = machine.ask("sacct", "-n", "-X", "-o", "jobid", "-S", "now-1minutes")
-    return row(what, asked.ok, "sacct answers" if asked.ok else asked.reason, "sacct -X; ask for slurmdbd")
+    return _row(needs, what, asked.ok, "sacct answers" if asked.ok else asked.reason, "sacct -X; ask for slurmdbd")
 
 
 def check_requeue(settings: dict[str, str]) -> Finding:
@@ -127,16 +129,29 @@ def read_partitions(text: str) -> list[Partition]:
 
 
 def _partition(name: str, up: str, limit: str, nodes: str, cores: str, memory_mb: str, gres: str) -> Partition:
-    gib = int(re.sub(r"\D", "", memory_mb) or 0) / 1024
-    text = f"{up}, {nodes} nodes of {cores} cores, {gib:.0f} GiB, gres {gres.replace('(null)', 'none')}, time {limit}"
+    gib = _number(memory_mb) / 1024
+    text = f"{up}, {nodes} nodes of {cores} cores, {gib:.1f} GiB, gres {gres.replace('(null)', 'none')}, time {limit}"
     return Partition(
         name=name.rstrip("*"),
         is_default=name.endswith("*"),
         is_up=up == "up",
         limit_min=minutes(limit),
+        num_cores=_number(cores),
+        memory_gib=gib,
+        num_gpus=count_gpus(gres),
         text=text,
-        gres=gres,
     )
+
+
+def count_gpus(gres: str) -> int:
+    """In `gpu:h200:4(S:0-1),gpu:2`, say; a `gpu` without a number is one."""
+    counts = [kind.rpartition(":")[2] for kind in re.findall(r"\bgpu(?::[^:,()]*)*", gres)]
+    return sum(int(count) if count.isdecimal() else 1 for count in counts)
+
+
+def _number(text: str) -> int:
+    """Of several kinds of nodes in one line Slurm gives the least, and a plus."""
+    return int(re.sub(r"\D", "", text) or 0)
 
 
 def minutes(limit: str) -> float:
@@ -165,11 +180,20 @@ def _judge_partition(chosen: list[Partition], names: list[str], needs: SlurmNeed
     if not chosen:
         return row("partition", False, f"no {needs.partition}" if needs.partition else NO_PARTITION, choose)
     what, found = f"partition {chosen[0].name}", "\n".join(one.text for one in chosen)
-    limit_min = max(one.limit_min for one in chosen)
-    if not any(one.is_up for one in chosen):
+    best = min(chosen, key=lambda one: (not one.is_up, len(_too_much(one, needs))))
+    if not best.is_up:
         return row(what, False, found, choose)
-    if needs.timeout_min > limit_min:
-        return row(what, False, found, f"launch.timeout_min={limit_min:.0f}")
-    if needs.wants_gpus and not any("gpu" in one.gres for one in chosen):
-        return row(what, False, f"{found}; it has no GPUs, and some are asked for", choose)
-    return row(what, True, found, "")
+    excess = _too_much(best, needs)
+    return row(what, not excess, "\n".join([found, *excess]), " ".join(excess.values()) or choose)
+
+
+def _too_much(nodes: Partition, needs: SlurmNeeds) -> dict[str, str]:
+    """What is asked for and these nodes do not have, and what to ask for instead."""
+    wanted = (
+        ("minutes", needs.timeout_min, nodes.limit_min, "launch.timeout_min"),
+        ("GPUs", needs.num_gpus, nodes.num_gpus, "launch.slurm.gpus_per_node"),
+        ("cores", needs.num_cores, nodes.num_cores, "launch.slurm.cpus_per_task"),
+        ("GiB", needs.memory_gib, nodes.memory_gib, "launch.slurm.mem_gb"),
+    )
+    excess = [one for one in wanted if one[1] > one[2]]
+    return {f"{asked:g} {unit} are asked for": f"{key}={int(have)}" for unit, asked, have, key in excess}

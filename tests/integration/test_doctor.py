@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def doctor(tmp_path: Path, ledger_root: Path, cache_dir: Path) -> Doctor:
     return run
 
 
+@contextmanager
+def in_time(doctor: Doctor) -> Iterator[None]:
+    """Fails when the block takes longer than is promised, not counted what a busy machine takes for --help."""
+    began = time.monotonic()
+    doctor("--help")
+    start_s = time.monotonic() - began
+    yield
+    assert time.monotonic() - began - start_s < PROMISE_S + start_s
+
+
 def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
     """By what they are about."""
     report: dict[str, Any] = json.loads(done.stdout)
@@ -63,9 +74,8 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]
 async def test_the_doctor_tells_what_is_really_here(
     doctor: Doctor, ledger: Ledger, ledger_root: Path, tmp_path: Path, cache_dir: Path
 ) -> None:
-    began = time.monotonic()
-    done = doctor("--json", "harness.names=[claude_code,pi]")
-    assert time.monotonic() - began < PROMISE_S
+    with in_time(doctor):
+        done = doctor("--json", "harness.names=[claude_code,pi]")
     assert done.stderr == ""
     rows = rows_of(done)
     for name, kind in (("Apptainer", "apptainer"), ("bubblewrap", "bubblewrap")):
@@ -131,9 +141,8 @@ def test_a_slurm_that_hangs_is_a_row_and_nothing_of_the_question_stays(
     for name in ("sbatch", "srun", "squeue", "sacct", "sinfo", "scontrol", "scancel"):
         (programs / name).write_text(f"#!/bin/sh\nsleep {needle}\n")
         (programs / name).chmod(0o755)
-    began = time.monotonic()
-    done = doctor("--json", "launch=slurm", PATH=f"{programs}:{os.environ['PATH']}")
-    assert time.monotonic() - began < PROMISE_S
+    with in_time(doctor):
+        done = doctor("--json", "launch=slurm", PATH=f"{programs}:{os.environ['PATH']}")
     slurm = rows_of(done)["Slurm"]
     assert (slurm["state"], slurm["found"]) == (
         "missing",
@@ -146,9 +155,8 @@ def test_a_slurm_that_hangs_is_a_row_and_nothing_of_the_question_stays(
 def test_an_apptainer_that_hangs_does_not_hide_bubblewrap(doctor: Doctor, tmp_path: Path, needle: str) -> None:
     (tmp_path / "apptainer").write_text(f"#!/bin/sh\nsleep {needle}\n")
     (tmp_path / "apptainer").chmod(0o755)
-    began = time.monotonic()
-    rows = rows_of(doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))
-    assert time.monotonic() - began < PROMISE_S
+    with in_time(doctor):
+        rows = rows_of(doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))
     assert (rows["Apptainer"]["state"], rows["Apptainer"]["found"]) == ("not needed here", "no answer within 5 s")
     assert "is what workers take" in rows["bubblewrap"]["found"]
     assert running(f"sleep {needle}") == []
@@ -156,14 +164,20 @@ def test_an_apptainer_that_hangs_does_not_hide_bubblewrap(doctor: Doctor, tmp_pa
 
 @pytest.mark.slurm
 def test_a_real_slurm_is_told_with_its_partitions(doctor: Doctor, slurm: SlurmCluster) -> None:
-    rows = rows_of(doctor("--json", "launch=slurm", "launch.slurm.partition=low"))
+    small = ("launch=slurm", "launch.slurm.cpus_per_task=2", "launch.slurm.mem_gb=1")
+    rows = rows_of(doctor("--json", *small, "launch.slurm.partition=low"))
     assert {rows[what]["state"] for what in ("Slurm", "Slurm accounting", "Slurm requeue", "Slurm arrays")} == {"works"}
     assert rows["partition low"]["state"] == "works"
-    assert "3 nodes of 8 cores, 8 GiB, gres gpu:h200:4, time infinite" in rows["partition low"]["found"]
+    assert "3 nodes of 8 cores, 7.8 GiB, gres gpu:h200:4, time infinite" in rows["partition low"]["found"]
     assert "main: up" in rows["other partitions"]["found"]
     assert "Slurm is" in rows["clocks"]["found"]
-    absent = rows_of(doctor("--json", "launch=slurm", "launch.slurm.partition=nowhere"))
+    absent = rows_of(doctor("--json", *small, "launch.slurm.partition=nowhere"))
     assert absent["partition"]["remedy"].endswith("main, low, high")
+    too_large = rows_of(doctor("--json", "launch=slurm"))["partition main"]
+    assert (too_large["state"], too_large["remedy"]) == (
+        "missing",
+        "launch.slurm.cpus_per_task=8 launch.slurm.mem_gb=7",
+    )
 
 
 Start = Callable[[str, str], "subprocess.Popen[bytes]"]

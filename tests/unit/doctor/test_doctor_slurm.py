@@ -8,7 +8,7 @@ import pytest
 
 from clawhpc.checkup.finding import Finding, State
 from clawhpc.checkup.machine import TOO_LATE, Answer
-from clawhpc.checkup.slurm import TOOLS, SlurmNeeds, check_slurm, minutes
+from clawhpc.checkup.slurm import TOOLS, SlurmNeeds, check_slurm, count_gpus, minutes
 from tests.fakes.machine import FakeMachine
 
 CONFIG = """Configuration data as of 2026-11-30T08:36:42
@@ -42,8 +42,8 @@ def test_a_whole_slurm_works() -> None:
     assert rows["Slurm"].found == "22.05.8, cluster claw; the controller answers"
     assert rows["Slurm arrays"].found == "up to 10000 elements in one"
     assert rows["partition main"].found.splitlines() == [
-        "up, 3 nodes of 8 cores, 8 GiB, gres gpu:h200:4, time infinite",
-        "up, 2 nodes of 64 cores, 500 GiB, gres none, time infinite",
+        "up, 3 nodes of 8 cores, 7.8 GiB, gres gpu:h200:4, time infinite",
+        "up, 2 nodes of 64 cores, 500.0 GiB, gres none, time infinite",
     ]
     assert "short: up" in rows["other partitions"].found
 
@@ -70,9 +70,9 @@ def test_a_controller_that_does_not_answer_is_one_row(answer: Answer) -> None:
     assert answer.reason in row.found
 
 
-def test_without_accounting_a_campaign_cannot_tell_who_is_dead() -> None:
+def test_without_accounting_nobody_knows_why_a_worker_has_died() -> None:
     row = rows_of(machine(CONFIG.replace("storage/slurmdbd", "storage/none")))["Slurm accounting"]
-    assert row.state is State.MISSING
+    assert row.state is State.LIMITED
     assert "slurmdbd" in row.remedy
 
 
@@ -99,7 +99,17 @@ def test_requeue_arrays_and_tracking_have_their_limits() -> None:
         (replace(NEEDS, partition="gpu"), "partition", "NAME one of: main, short, broken"),
         (replace(NEEDS, partition="short", timeout_min=60), "partition short", "launch.timeout_min=30"),
         (replace(NEEDS, partition="broken"), "partition broken", "launch.slurm.partition=NAME"),
-        (replace(NEEDS, partition="short", timeout_min=5, wants_gpus=True), "partition short", "partition=NAME"),
+        (
+            replace(NEEDS, partition="short", timeout_min=5, num_gpus=2),
+            "partition short",
+            "launch.slurm.gpus_per_node=0",
+        ),
+        (replace(NEEDS, num_cores=16, num_gpus=1), "partition main", "launch.slurm.cpus_per_task=8"),
+        (
+            replace(NEEDS, partition="short", timeout_min=5, num_cores=16, memory_gib=64),
+            "partition short",
+            "launch.slurm.cpus_per_task=8 launch.slurm.mem_gb=7",
+        ),
     ],
 )
 def test_a_partition_that_cannot_run_the_workers_is_missing(needs: SlurmNeeds, what: str, remedy: str) -> None:
@@ -107,6 +117,19 @@ def test_a_partition_that_cannot_run_the_workers_is_missing(needs: SlurmNeeds, w
     assert row.state is State.MISSING
     assert remedy in row.remedy
     assert rows_of(machine(), replace(needs, needed=False))[what].state is State.NOT_NEEDED
+
+
+@pytest.mark.parametrize("needs", [replace(NEEDS, num_cores=64, memory_gib=500), replace(NEEDS, num_gpus=4)])
+def test_one_kind_of_nodes_that_fits_is_enough(needs: SlurmNeeds) -> None:
+    assert rows_of(machine(), needs)["partition main"].state is State.WORKS
+
+
+@pytest.mark.parametrize(
+    ("gres", "expected"),
+    [("(null)", 0), ("gpu:h200:4", 4), ("gpu:4(S:0-1),gpu:a100:2,shard:8", 6), ("gpu", 1), ("gpu:h200", 1)],
+)
+def test_gpus_are_counted(gres: str, expected: int) -> None:
+    assert count_gpus(gres) == expected
 
 
 def test_without_a_default_partition_one_must_be_named() -> None:
