@@ -191,8 +191,8 @@ def test_rows_of_all_lengths_and_layouts_share_two_compilations(monkeypatch: pyt
     kernel = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=count)
     monkeypatch.setattr(attention, "_flex_kernel", lambda: kernel)
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
-    chains = [TreeLayout.chain(length) for length in (300, 128, 100, 1, 127, 256)]
-    for layout in (*chains, forks(7, 90, 11), forks(2, 64, 1)):
+    chains = [TreeLayout.chain(length) for length in (300, 128, 100, 1)]
+    for layout in (*chains, forks(2, 64, 1)):
         inputs = tensors(layout, torch.float32)
         expected = output_and_gradients(masked_attention, layout, inputs)
         assert largest_gap(output_and_gradients(block_attention, layout, inputs), expected) < 1e-5
