@@ -151,13 +151,13 @@ def _describe(root: Path, owner: str) -> Remains:
 def _count(folder: Path) -> tuple[int, int]:
     """Files and sockets in `folder`, of which no link is followed, as far as it can be read."""
     num_files = num_sockets = 0
-    folders = [folder]
+    folders = [str(folder)]
     while folders and num_files < MOST_FILES:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry))
+                    folders.append(entry.path)
                 else:
                     num_files += 1
-                    num_sockets += Path(entry).is_socket()
+                    num_sockets += stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
     return min(num_files, MOST_FILES), num_sockets
