@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -14,20 +15,25 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import LaunchError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.data import share_step
+from clawhpc.learner.networks import load_tree_policy
 from clawhpc.learner.policy import load_policy, save_policy
-from clawhpc.learner.ranks import NOTICE_S, Ranks, lead_ranks
+from clawhpc.learner.ranks import NOTICE_S, Ranks, group_of_one, lead_ranks
+from clawhpc.learner.sharding import shard
 from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger.reap import read_processes
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
-from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, equal, rollouts, rows_of
+from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, rollouts, rows_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -172,18 +178,61 @@ def expert_policy(policy: Path, folder: Path) -> Path:
 
 
 def test_a_process_that_dies_in_the_middle_of_a_fit_ends_it_with_its_name(policy: Path, tmp_path: Path) -> None:
+    """And in bf16, what the two have learned before is what one learns."""
+
     def collect(step: int) -> list[RolloutRecord]:
         if step == 1:
             os.kill(only_child(), signal.SIGKILL)
         return rollouts(step)
 
-    settings = replace(SETTINGS, devices=2, accelerator="cpu", precision="bf16-mixed")
-    campaign = Campaign(RunPaths(tmp_path), collect=collect, settings=settings)
+    settings = replace(SETTINGS, devices=2, accelerator="cpu", precision="bf16-mixed", token_budget=12)
+    campaign = Campaign(RunPaths(tmp_path / "two"), collect=collect, settings=settings)
     with pytest.raises(LaunchError, match="rank 1 of the learner was killed by SIGKILL"):
         campaign.train(policy)
-    weights = load_file(campaign.run.policy(1) / "model.safetensors")
-    assert all(weight.isfinite().all() for weight in weights.values())
-    assert not equal(weights, load_file(policy / "model.safetensors"))
+    weights, start = (load_file(at / "model.safetensors") for at in (campaign.run.policy(1), policy))
+    one = Campaign(RunPaths(tmp_path / "one"), settings=replace(settings, devices=1), num_steps=1).train(policy)
+    assert {weight.dtype for weight in (*weights.values(), *one.values())} == {torch.float32}
+    assert distance(weights, one) < 0.1 * distance(one, start)
+
+
+def distance(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    return math.sqrt(sum((left[name] - right[name]).square().sum().item() for name in left))
+
+
+def test_in_bf16_a_layer_computes_in_bf16_with_its_experts_and_a_value_head_in_fp32(
+    policy: Path, tmp_path: Path
+) -> None:
+    computed_in: dict[nn.Module, set[torch.dtype]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        computed_in[module] = {tensor.dtype for tensor in (inputs[0], *module.parameters())}
+
+    network = load_tree_policy(expert_policy(policy, tmp_path / "start"), SETTINGS, with_values=True)
+    with group_of_one(cuda=False) as ranks:
+        shard(network, init_device_mesh("cpu", (1,)), ranks, bf16=True)
+        for module in network.modules():
+            if isinstance(module, Qwen3MoeExperts | nn.Linear):
+                module.register_forward_pre_hook(note)
+        output = network(replace(chain_row(5), trained_N=torch.arange(1, 5), predecessor_N=torch.arange(4)))
+        assert output.values_N is not None
+        (output.logprobs_N.sum() + output.values_N.sum()).backward()
+    assert output.logprobs_N.dtype == output.values_N.dtype == torch.float32
+    assert network.value_head is not None
+    assert computed_in.pop(network.value_head.linear) == {torch.float32}
+    assert any(isinstance(module, Qwen3MoeExperts) for module in computed_in)
+    assert all(dtypes == {torch.bfloat16} for dtypes in computed_in.values())
+    for parameter in network.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is None or parameter.grad.to_local().isfinite().all()
+
+
+@pytest.mark.parametrize("with_experts", [False, True])
+def test_a_rank_that_is_given_its_part_loads_nothing(policy: Path, tmp_path: Path, with_experts: bool) -> None:
+    folder = expert_policy(policy, tmp_path / "start") if with_experts else policy
+    whole, empty = (load_tree_policy(folder, SETTINGS, empty=empty) for empty in (False, True))
+    assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
+    shapes = [{name: value.shape for name, value in network.named_parameters()} for network in (whole, empty)]
+    assert shapes[0] == shapes[1]
 
 
 def only_child() -> int:
