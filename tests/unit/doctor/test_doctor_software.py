@@ -89,10 +89,15 @@ GPU = {"anyio": "4.16.0", "torch": "2.14.0+cu130", "vllm": "0.33.0"}
     ],
 )
 def test_packages_are_compared_with_their_pins(versions: dict[str, str], states: list[State], words: str) -> None:
-    rows = check_packages(PINS, versions.get)
+    rows = check_packages(PINS, versions.get, wants_gpus=False)
     assert [row.state for row in rows] == states
     assert any(words in row.found for row in rows)
     assert [bool(row.remedy) for row in rows] == [state is not WORKS for state in states]
+
+
+@pytest.mark.parametrize(("versions", "state"), [(CPU, LIMITED), (GPU, WORKS)])
+def test_packages_for_cpus_leave_gpus_idle(versions: dict[str, str], state: State) -> None:
+    assert check_packages(PINS, versions.get, wants_gpus=True)[1].state is state
 
 
 def test_the_pins_of_this_package_are_read() -> None:
