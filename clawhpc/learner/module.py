@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.losses import sft_loss
-from clawhpc.learner.means import StepMeans
+from clawhpc.learner.means import StepMeans, sum_of_trained
 from clawhpc.learner.networks import TreePolicy, load_tree_policy
 from clawhpc.learner.ranks import ALONE, Ranks
 from clawhpc.learner.settings import LearnerSettings
@@ -71,7 +71,7 @@ class LearnerModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over all parameters, those of the policy and of its critic each at a rate of their own."""
         settings = self.settings
-        groups = [{"params": parameters, "peak_lr": peak} for parameters, peak in self.parts()]
+        groups = [{"params": parameters} for parameters, _ in self.parts()]
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
 
     def parts(self) -> list[tuple[list[nn.Parameter], float]]:
@@ -102,8 +102,8 @@ class LearnerModule(LightningModule):
     def _update(self, step: StepBatch, factor: float) -> dict[str, float]:
         """Means over the step. An update whose gradient is not finite is left out; UserError when all of them are."""
         optimizer: Any = self.optimizers()
-        for group in optimizer.param_groups:
-            group["lr"] = factor * group["peak_lr"]
+        for group, (_, peak) in zip(optimizer.param_groups, self.parts(), strict=True):
+            group["lr"] = factor * peak  # of these settings, which may not be those that a checkpoint was written with
         draws, metrics = self.prepare(step)
         total = StepMeans()
         for update in range(self.num_epochs):
@@ -117,6 +117,7 @@ class LearnerModule(LightningModule):
                 optimizer.step()
             optimizer.zero_grad()
         self._judge(step.step, total)
+        total = total.fetch()
         for other in self.ranks.gather(total)[1:]:
             total.join(other)
         return metrics | {f"train/{name}": value for name, value in total.means().items()}
@@ -153,7 +154,7 @@ class SftModule(LearnerModule):
         weight_N = draws.token_weight[row.draw_N]
         loss, sums = sft_loss(output.logprobs_N, weight_N)
         self.manual_backward(loss)
-        total.add(sums | {"entropy": output.entropy_N[weight_N > 0].sum()}, weight_N)
+        total.add(sums | {"entropy": sum_of_trained(output.entropy_N, weight_N)}, weight_N)
 
 
 def schedule_factor(settings: LearnerSettings, step: int, num_steps: int) -> float:

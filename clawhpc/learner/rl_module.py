@@ -1,8 +1,10 @@
 """Reinforcement learning on the rows of a step: the GRPO family, and PPO with a critic.
 
-The forward pass of the first update is by the policy before the update, so its log-probs are the old log-probs, and its
-ratio learner/old is exactly 1: no pass is made for them alone. Values, and log-probs by a reference policy, are found
-in a pass without gradient before.
+Values, and log-probs by a reference policy, come from a pass without gradient before credit. Where the critic is a head
+on the policy, that pass gives the old log-probs too. Else the first update does: its forward pass is by the policy
+before the update, so its ratio learner/old is exactly 1, and no pass is made for them alone.
+
+Shapes: K numbers that a network says of each token, M tokens of the step that train, N those of one row.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.losses import Sums, policy_loss, value_loss
-from clawhpc.learner.means import StepMeans
+from clawhpc.learner.means import StepMeans, sum_of_trained
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.networks import TreeCritic, TreePolicy, load_tree_critic, load_tree_policy
 from clawhpc.learner.ranks import ALONE, Ranks
@@ -84,39 +86,43 @@ class RlModule(LearnerModule):
     def prepare(self, step: StepBatch) -> tuple[Draws, dict[str, float]]:
         """With a critic, a pass over all rows finds its values, and from them the credit.
 
-        Old log-probs are left to the first update, whose pass is by the policy before the update too.
+        Old log-probs that this pass does not give are left to the first update.
         """
         draws = step.draws.to(self.device)
-        unknown_M = torch.zeros_like(draws.sampling_logprobs)
-        draws = dataclasses.replace(draws, old_logprobs=unknown_M)
         if self.reference:
-            draws = dataclasses.replace(draws, reference_logprobs=self._pass(step, self._reference_of))
+            (reference_M,) = self._pass(step, self._reference_of, 1)
+            draws = dataclasses.replace(draws, reference_logprobs=reference_M)
         if not self.with_critic:
-            return draws, {}
-        values_M = self._pass(step, self._values_of)
+            return dataclasses.replace(draws, old_logprobs=torch.zeros_like(draws.sampling_logprobs)), {}
+        old_logprobs_M, values_M = self._pass(step, self._critic_of, 2)
         known = step.credit and step.credit(self.scale.restore(values_M).double().cpu().numpy())
         credit = self.ranks.broadcast(known)
         assert credit is not None, "rollouts have rewards"
         returns_M = torch.from_numpy(credit.returns).to(values_M)
-        self.scale.update(*moments(returns_M))
+        self.scale.update(*moments(returns_M[draws.token_weight > 0]))
         return dataclasses.replace(
             draws,
             advantages=torch.from_numpy(credit.advantages).to(values_M),
             returns=self.scale.normalise(returns_M),
             old_values=values_M,
+            old_logprobs=old_logprobs_M,
         ), credit.metrics
 
-    def _pass(self, step: StepBatch, of_row: Callable[[TreeBatch], Tensor]) -> Tensor:
-        """(M,): what `of_row` says of each row's tokens, on all ranks; each draw trains in one row of one rank."""
-        found_M = torch.zeros(len(step.draws), device=self.device)
+    def _pass(self, step: StepBatch, of_row: Callable[[TreeBatch], Tensor], num_values: int) -> Tensor:
+        """(K, M): what `of_row` says of each row's tokens, on all ranks; each draw trains in one row of one rank."""
+        found_KM = step.draws.sampling_logprobs.new_zeros(num_values, len(step.draws), device=self.device)
         for row in (row.to(self.device) for row in step.rows):
-            found_M[row.draw_N] = of_row(row).to(found_M)
-        return self.ranks.add(found_M)
+            found_KM[:, row.draw_N] = of_row(row).to(found_KM)
+        return self.ranks.add(found_KM)
 
-    def _values_of(self, row: TreeBatch) -> Tensor:
-        values_N = self.policy(row).values_N if self.critic is None else self.critic(row)
-        assert values_N is not None, "the policy has a value head"
-        return values_N
+    def _critic_of(self, row: TreeBatch) -> Tensor:
+        """Log-probs, 0 where they are left to the first update, and values."""
+        if self.critic is not None:
+            values_N = self.critic(row)
+            return torch.stack([torch.zeros_like(values_N), values_N])
+        output = self.policy(row)
+        assert output.values_N is not None, "the policy has a value head"
+        return torch.stack([output.logprobs_N, output.values_N])
 
     def _reference_of(self, row: TreeBatch) -> Tensor:
         return self.reference[0](row).logprobs_N
@@ -135,7 +141,7 @@ class RlModule(LearnerModule):
     def _learn_policy(self, row: TreeBatch, draws: Draws, total: StepMeans, *, first: bool, values_only: bool) -> None:
         output = self.policy(row)
         assert draws.old_logprobs is not None, "prepared"
-        if first:
+        if first and output.values_N is None:
             draws.old_logprobs[row.draw_N] = output.logprobs_N.detach().to(draws.old_logprobs)
         known = draws.at(row.draw_N)
         assert known.old_logprobs is not None, "prepared"
@@ -153,8 +159,7 @@ class RlModule(LearnerModule):
             of_values, more = self._value_loss(output.values_N, known)
             loss, sums = of_values if values_only else loss + of_values, sums | more
         self.manual_backward(loss)
-        entropy = output.entropy_N[known.token_weight > 0].sum()
-        total.add(sums | {"entropy": entropy}, known.token_weight)
+        total.add(sums | {"entropy": sum_of_trained(output.entropy_N, known.token_weight)}, known.token_weight)
 
     def _value_loss(self, values_N: Tensor, known: Draws) -> tuple[Tensor, Sums]:
         assert known.old_values is not None, "prepared"

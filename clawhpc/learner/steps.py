@@ -293,7 +293,7 @@ def _credit_metrics(
 def _no_credit_share(lessons: Sequence[_Lesson]) -> float:
     """Of the tokens that train, those whose advantage is 0."""
     num_tokens = sum(int(lesson.trains.sum()) for lesson in lessons)
-    with_credit = sum(np.count_nonzero(lesson.advantages[lesson.trains]) for lesson in lessons)
+    with_credit = sum(int(np.count_nonzero(lesson.advantages[lesson.trains])) for lesson in lessons)
     return 1.0 - with_credit / num_tokens if num_tokens else 0.0
 
 

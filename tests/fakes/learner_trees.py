@@ -1,11 +1,10 @@
-"""Small trees and models for the tests of the learner, and the per-path computation that the tree must equal."""
+"""Small trees and models for the tests of the learner."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
@@ -23,9 +22,6 @@ from transformers import (
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from clawhpc.learner.batch import Draws, StepTree, TreeBatch, pack_row
-from clawhpc.learner.losses import Paths, policy_loss, value_loss
-from clawhpc.learner.networks import TreeCritic, TreePolicy
-from clawhpc.learner.settings import LossSettings
 from clawhpc.records import VersionSpan
 from clawhpc.tree.nodes import CallTree, Node
 
@@ -39,6 +35,8 @@ class Sketch:
     token_ids: tuple[int, ...]
     sampled: bool = False
     below: Sequence[Sketch] = field(default_factory=list)
+    copied: Sketch | None = None
+    """The draw that this is a grafted copy of."""
 
 
 def context(*token_ids: int, below: Sequence[Sketch] = ()) -> Sketch:
@@ -49,14 +47,21 @@ def draw(*token_ids: int, below: Sequence[Sketch] = ()) -> Sketch:
     return Sketch(token_ids, sampled=True, below=below)
 
 
+def copy_of(drawn: Sketch, *, below: Sequence[Sketch] = ()) -> Sketch:
+    return Sketch(drawn.token_ids, below=below, copied=drawn)
+
+
 def plant(*roots: Sketch, rollout_id: str = "r", seed: int = 0) -> CallTree:
     """The CallTree of a sketch, with plausible sampling log-probs."""
     rng = random.Random(seed)
     nodes: list[Node] = []
+    call_of: dict[int, int] = {}
+    """By the identity of a draw's sketch."""
     stack: list[tuple[Sketch, int | None, int]] = [(root, None, 0) for root in reversed(roots)]
     while stack:
         sketch, parent_id, start = stack.pop()
         node_id, length = len(nodes), len(sketch.token_ids)
+        call_of[id(sketch)] = node_id
         nodes.append(
             Node(
                 node_id=node_id,
@@ -67,6 +72,7 @@ def plant(*roots: Sketch, rollout_id: str = "r", seed: int = 0) -> CallTree:
                 sampling_logprobs=tuple(rng.uniform(-5, -2) for _ in range(length)) if sketch.sampled else (),
                 weight_versions=(VersionSpan(version=3, start=0, end=length),) if sketch.sampled else (),
                 call_id=node_id if sketch.sampled else None,
+                continues_id=None if sketch.copied is None else call_of[id(sketch.copied)],
             )
         )
         stack.extend((child, node_id, start + length) for child in reversed(sketch.below))
@@ -74,8 +80,12 @@ def plant(*roots: Sketch, rollout_id: str = "r", seed: int = 0) -> CallTree:
     return CallTree(rollout_id=rollout_id, nodes=tuple(nodes), leaf_of_call=leaf_of_call)
 
 
-def random_tree(seed: int, *, depth: int, head: tuple[int, ...] = (1, 2, 3, 4, 5)) -> CallTree:
-    """A head that all such trees share, then branches down to `depth` draws, with a fork at every level."""
+def random_tree(seed: int, *, depth: int, head: tuple[int, ...] = (1, 2, 3, 4, 5), copies: bool = False) -> CallTree:
+    """A head that all such trees share, then branches down to `depth` draws, with a fork at every level.
+
+    `copies`: a draw may end its branch, and the conversation go on from a copy of it, as where a harness moves its last
+    message.
+    """
     rng = random.Random(seed)
 
     def tokens(low: int, high: int) -> tuple[int, ...]:
@@ -84,9 +94,13 @@ def random_tree(seed: int, *, depth: int, head: tuple[int, ...] = (1, 2, 3, 4, 5
     def calls(depth: int) -> list[Sketch]:
         if depth == 0:
             return []
-        deep = context(*tokens(1, 3), below=[draw(*tokens(1, 4), below=calls(depth - 1))])
+        moves = copies and depth > 1 and rng.random() < 0.5
+        reply = draw(*tokens(1, 4), below=[] if moves else calls(depth - 1))
+        deep = [context(*tokens(1, 3), below=[reply])]
+        if moves:
+            deep.append(copy_of(reply, below=calls(depth - 1)))
         shallow = [draw(*tokens(0, 3)) for _ in range(rng.randint(1, 2))]
-        return [deep, *shallow]
+        return [*deep, *shallow]
 
     tail = head + tokens(1, 2)
     return plant(context(*tail, below=calls(depth)), rollout_id=f"r{seed}", seed=seed)
@@ -105,25 +119,19 @@ class Forest:
         return [StepTree.of(tree, first) for tree, first in zip(self.trees, firsts, strict=False)]
 
 
-def forest(trees: Sequence[CallTree], advantages: Sequence[float] = ()) -> Forest:
-    """Each tree with one advantage, or each draw with one of its own, and of every tree the token mean."""
-    counts = [tree.num_sampled_tokens for tree in trees]
-    total = sum(counts)
+def forest(trees: Sequence[CallTree], dtype: torch.dtype = torch.float64) -> Forest:
+    """Each draw with an advantage of its own, and a weight near that of a mean; one in five has none."""
     logprobs = [value for tree in trees for node in tree.nodes for value in node.sampling_logprobs]
-    of_trees = [
-        advantage for advantage, count in zip(advantages, counts, strict=bool(advantages)) for _ in range(count)
-    ]
-    noise = torch.randn(4, total, dtype=torch.float64, generator=torch.Generator().manual_seed(total))
+    total = len(logprobs)
+    generator = torch.Generator().manual_seed(total)
+    weights = torch.rand(total, dtype=torch.float64, generator=generator) + 0.5
+    weights[torch.rand(total, generator=generator) < 0.2] = 0.0
     return Forest(
         trees,
         Draws(
-            sampling_logprobs=torch.tensor(logprobs, dtype=torch.float64),
-            token_weight=torch.full((total,), 1 / max(1, total), dtype=torch.float64),
-            advantages=torch.tensor(of_trees, dtype=torch.float64) if advantages else noise[0],
-            returns=noise[1],
-            old_values=noise[2] / 10,
-            old_logprobs=torch.zeros(total, dtype=torch.float64),
-            reference_logprobs=torch.tensor(logprobs, dtype=torch.float64) + noise[3] / 10,
+            sampling_logprobs=torch.tensor(logprobs, dtype=dtype),
+            token_weight=(weights / max(1, total)).to(dtype),
+            advantages=torch.randn(total, dtype=torch.float64, generator=generator).to(dtype),
         ),
     )
 
@@ -175,125 +183,3 @@ def _route(router: Qwen3MoeTopKRouter, hidden: Tensor) -> tuple[Tensor, Tensor, 
     logits = torch.nn.functional.linear(hidden.reshape(-1, router.hidden_dim), router.weight)
     weights, experts = logits.softmax(-1).topk(router.top_k, dim=-1)
     return logits, weights / weights.sum(-1, keepdim=True), experts
-
-
-@dataclass(frozen=True)
-class TreePath:
-    """A root-to-leaf path as a row of its own."""
-
-    token_ids: tuple[int, ...]
-    trained: list[int]
-    """Where in it drawn tokens stand."""
-    draws: list[int]
-    """Which of the step's draws these are."""
-
-
-def tree_paths(forest: Forest) -> list[TreePath]:
-    """Every root-to-leaf path that has drawn tokens."""
-    found = []
-    for step_tree in forest.step_trees:
-        tree = step_tree.tree
-        for leaf in tree.leaves:
-            nodes = [tree.nodes[step] for step in tree.path(leaf)]
-            places = [
-                (node.start + offset, step_tree.draw_of_call[node.call_id] + offset)
-                for node in nodes
-                if node.sampled
-                for offset in range(len(node.token_ids))
-            ]
-            if places:
-                found.append(TreePath(tree.path_token_ids(leaf), *map(list, zip(*places, strict=True))))
-    return found
-
-
-def per_path_loss(
-    policy: TreePolicy, critic: TreeCritic | None, forest: Forest, loss: LossSettings, *, first: bool
-) -> Tensor:
-    """As if each path were a sample, by transformers' own attention: a copy has its token's credit, and its weight over
-    the number of copies. Fills in the old log-probs of `forest` when it is the `first` update.
-    """
-    paths = tree_paths(forest)
-    num_copies = Counter(draw for path in paths for draw in path.draws)
-    outputs = [path_output(policy, path) for path in paths]
-    if first:
-        for path, (logprobs_N, _) in zip(paths, outputs, strict=True):
-            forest.draws.old_logprobs[path.draws] = logprobs_N.detach().to(forest.draws.old_logprobs)
-    total = torch.zeros(())
-    for path, (logprobs_N, values_N) in zip(paths, outputs, strict=True):
-        known = to_dtype(forest.draws.at(torch.tensor(path.draws)), logprobs_N.dtype)
-        weight_N = known.token_weight / torch.tensor([num_copies[draw] for draw in path.draws])
-        alone = Paths(
-            path_K=torch.zeros(len(path.draws), dtype=torch.long), token_K=torch.arange(len(path.draws)), num_paths=1
-        )
-        term, _ = policy_loss(
-            logprobs_N,
-            known.old_logprobs,
-            known.sampling_logprobs,
-            known.advantages,
-            weight_N,
-            loss,
-            paths=alone if loss.ratio == "path" else None,
-            reference_logprobs_N=known.reference_logprobs,
-        )
-        if critic is not None:
-            values_N = critic.value_head(states(critic.backbone, path))
-        if values_N is not None:
-            term = term + value_loss(values_N, known.old_values, known.returns, weight_N, VALUE_CLIP)[0]
-        total = total + term
-    return total
-
-
-def path_output(policy: TreePolicy, path: TreePath) -> tuple[Tensor, Tensor | None]:
-    """Log-probs, and values where the policy has them, of the drawn tokens of one path."""
-    hidden_ND = states(policy.model.base_model, path)
-    targets = torch.tensor([path.token_ids[at] for at in path.trained])
-    logprobs_NV = policy.model.get_output_embeddings()(hidden_ND).log_softmax(-1)
-    values_N = None if policy.value_head is None else policy.value_head(hidden_ND)
-    return logprobs_NV.gather(-1, targets[:, None])[:, 0], values_N
-
-
-def states(backbone: PreTrainedModel, path: TreePath) -> Tensor:
-    """The hidden states from which the drawn tokens of a path are predicted."""
-    hidden_BTD = backbone(input_ids=torch.tensor([path.token_ids]), use_cache=False).last_hidden_state
-    return hidden_BTD[0, [at - 1 for at in path.trained]]
-
-
-def per_row_loss(
-    policy: TreePolicy,
-    critic: TreeCritic | None,
-    rows: Sequence[TreeBatch],
-    draws: Draws,
-    loss: LossSettings,
-    *,
-    first: bool,
-) -> Tensor:
-    """The same over packed rows, with the code that trains."""
-    total = torch.zeros(())
-    for row in rows:
-        output = policy(row)
-        if first:
-            draws.old_logprobs[row.draw_N] = output.logprobs_N.detach().to(draws.old_logprobs)
-        known = to_dtype(draws.at(row.draw_N), output.logprobs_N.dtype)
-        term, _ = policy_loss(
-            output.logprobs_N,
-            known.old_logprobs,
-            known.sampling_logprobs,
-            known.advantages,
-            known.token_weight,
-            loss,
-            paths=row.paths if loss.ratio == "path" else None,
-            reference_logprobs_N=known.reference_logprobs,
-        )
-        values_N = output.values_N if critic is None else critic(row)
-        if values_N is not None:
-            term = term + value_loss(values_N, known.old_values, known.returns, known.token_weight, VALUE_CLIP)[0]
-        total = total + term
-    return total
-
-
-def to_dtype(draws: Draws, dtype: torch.dtype) -> Draws:
-    found = {field.name: getattr(draws, field.name) for field in fields(draws)}
-    return Draws(**{name: None if value is None else value.to(dtype) for name, value in found.items()})
-
-
-VALUE_CLIP = 0.2
