@@ -26,7 +26,9 @@ from clawhpc.worker.settings import WorkerSpec
 log = logging.getLogger(__name__)
 
 FAILURE_FILE = "failure.txt"
-"""In a worker's folder: one line for a person, written by a worker that gives up."""
+"""In a worker's folder, by a worker that gives up: whose fault it is (`user` or `machine`), its host, and why, a line
+each.
+"""
 LEASE_FILE = "lease"
 """Among the workers' folders: the campaign's sign of life."""
 END_S = 30.0
@@ -63,8 +65,9 @@ class WorkerJob:
                 told_by = self._work()
         except (ClawError, OSError) as error:
             kind = "user" if isinstance(error, UserError) else "machine"
+            note = "\n".join((kind, os.uname().nodename, str(error)))
             with suppress(OSError):  # where the disk is full, `error` says so
-                write_atomic(self._workers / self.worker_id / FAILURE_FILE, f"{kind}\n{error}\n".encode())
+                write_atomic(self._workers / self.worker_id / FAILURE_FILE, note.encode())
             raise
         if told_by is not None:
             raise SystemExit(128 + told_by)

@@ -178,15 +178,10 @@ class WorkerPool:
         """Whose fault a worker's death is, and why it died, in one line."""
         note = self._paths.workers / worker_id / FAILURE_FILE
         if note.exists():
-            kind, _, reason = note.read_text().partition("\n")
-            return kind, reason.strip() + self._slurms_word(job)
-        return "machine", f"a worker ended without a word{self._slurms_word(job)}"
-
-    def _slurms_word(self, job: submitit.Job[None]) -> str:
-        """What Slurm knows of a job that has ended, as the end of a sentence."""
-        if not self._on_slurm:
-            return ""
-        return f" (job {job.job_id}, {job.state} on {job.get_info('cache').get('NodeList')})"
+            kind, host, reason = note.read_text().split("\n", 2)
+            return kind, f"{reason} (job {job.job_id} on {host})" if self._on_slurm else reason
+        slurms_word = f", {job.state} on {job.get_info('cache').get('NodeList')}" if self._on_slurm else ""
+        return "machine", f"a worker ended without a word (job {job.job_id}{slurms_word})"
 
     def close(self, grace_s: float) -> None:
         """Ask every worker to stop, wait up to `grace_s`, then cancel what is left, one that cannot be asked too."""

@@ -146,7 +146,7 @@ def test_an_element_that_gives_up_gives_its_work_back_and_says_why(
     plan = plan_of("a", "give-up-once")
     with open_field() as field:
         assert complete(field.collect(plan), plan)
-    assert re.search(r"died: the engine has failed to start three times \(job \d+_\d, \w+ on n\d\)", caplog.text)
+    assert re.search(r"died: the engine has failed to start three times \(job \d+_\d on \S+\)", caplog.text)
 
 
 @pytest.mark.slow
