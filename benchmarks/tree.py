@@ -62,7 +62,7 @@ class Setting:
 
 
 def make_model(device: torch.device) -> Qwen3ForCausalLM:
-    """The quickstart's policy on CPU; the shape of Qwen3-0.6B on a GPU."""
+    """The quickstart's policy on CPU, in fp32; the shape of Qwen3-0.6B on a GPU, in bf16 as the learner computes there."""
     torch.manual_seed(0)
     shared = dict(tie_word_embeddings=True, initializer_range=0.05, vocab_size=VOCAB)
     tiny = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4)
@@ -70,7 +70,7 @@ def make_model(device: torch.device) -> Qwen3ForCausalLM:
     if device.type == "cpu":
         return Qwen3ForCausalLM(Qwen3Config(**tiny, **shared, num_key_value_heads=4, head_dim=32))
     shared |= dict(initializer_range=0.02, vocab_size=151_936)
-    return Qwen3ForCausalLM(Qwen3Config(**real, **shared, num_key_value_heads=8, head_dim=128)).to(device)
+    return Qwen3ForCausalLM(Qwen3Config(**real, **shared, num_key_value_heads=8, head_dim=128)).to(device, torch.bfloat16)
 
 
 def tree_update(policy: TreePolicy, rows: Sequence[TreeBatch], weight_M: Tensor) -> Update:
@@ -78,8 +78,7 @@ def tree_update(policy: TreePolicy, rows: Sequence[TreeBatch], weight_M: Tensor)
 
     def update() -> None:
         for row in rows:
-            with _precision(weight_M.device):
-                logprobs_N = policy(row).logprobs_N
+            logprobs_N = policy(row).logprobs_N
             (logprobs_N * weight_M[row.draw_N]).sum().backward()
 
     return update
@@ -101,23 +100,18 @@ def plain_update(model: Qwen3ForCausalLM, micros: Sequence[Sequence[PlainRow]], 
 
     def update() -> None:
         for ids_BT, trained_N, draw_N in made:
-            with _precision(device):
-                hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-                logprobs_N, _ = chunked_logprobs(
-                    hidden_BTD.flatten(0, 1)[trained_N - 1],
-                    ids_BT.flatten()[trained_N],
-                    model.lm_head,
-                    temperature=1.0,
-                    num_token_ids=VOCAB,
-                    chunk=LOGIT_CHUNK,
-                )
+            hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+            logprobs_N, _ = chunked_logprobs(
+                hidden_BTD.flatten(0, 1)[trained_N - 1],
+                ids_BT.flatten()[trained_N],
+                model.lm_head,
+                temperature=1.0,
+                num_token_ids=VOCAB,
+                chunk=LOGIT_CHUNK,
+            )
             (logprobs_N * weight_M[draw_N]).sum().backward()
 
     return update
-
-
-def _precision(device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def side_by_side(rows: Sequence[PlainRow], budget: int) -> list[list[PlainRow]]:
