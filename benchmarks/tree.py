@@ -70,7 +70,9 @@ def make_model(device: torch.device) -> Qwen3ForCausalLM:
     if device.type == "cpu":
         return Qwen3ForCausalLM(Qwen3Config(**tiny, **shared, num_key_value_heads=4, head_dim=32))
     shared |= dict(initializer_range=0.02, vocab_size=151_936)
-    return Qwen3ForCausalLM(Qwen3Config(**real, **shared, num_key_value_heads=8, head_dim=128)).to(device, torch.bfloat16)
+    return Qwen3ForCausalLM(Qwen3Config(**real, **shared, num_key_value_heads=8, head_dim=128)).to(
+        device, torch.bfloat16
+    )
 
 
 def tree_update(policy: TreePolicy, rows: Sequence[TreeBatch], weight_M: Tensor) -> Update:
