@@ -76,13 +76,15 @@ class TreeCritic(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """From a hidden state to a value; says 0, the mean of the returns, until it has learned."""
+    """From a hidden state to a value; says 0, the mean of the returns, until it has learned.
+
+    It has no bias: of normalised returns its first gradient would be rounding alone, which AdamW makes a whole step of.
+    """
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
+        self.linear = nn.Linear(hidden_size, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
         """(N,) in fp32 or wider, also where all else computes in bf16, whose 8 bits are too few for a return."""

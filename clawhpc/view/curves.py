@@ -49,7 +49,7 @@ LEARNING = (
     ("train/entropy", "Entropy", "of the policy, nats per drawn token"),
     ("train/clip_share", "Clip share", "drawn tokens whose ratio was clipped"),
     ("credit/advantage_std", "Advantage spread", "standard deviation over the step"),
-    ("train/no_credit_share", "Share without credit", "drawn tokens in groups that give no gradient"),
+    ("train/no_credit_share", "Share without credit", "tokens that train whose advantage is 0"),
     ("train/sampling_gap_max", "Sampling gap", "largest |old − sampling log-prob|"),
     ("train/truncated_share", "Truncated share", "importance weights over the bound"),
     ("train/grad_norm", "Gradient norm", "before clipping"),

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawhpc.records import VersionSpan
+from clawhpc.records import CallRole, VersionSpan
 from clawhpc.tree.build import build_tree
-from clawhpc.tree.cut import cut_tree, refuse_long_paths
+from clawhpc.tree.cut import cut_tree, refuse_large_roles, refuse_long_paths, split_roles
 from clawhpc.tree.nodes import CallTree, Node
 from tests.fakes.session import Session
 from tests.fakes.session_strategies import sessions
@@ -239,3 +239,28 @@ def test_a_rollout_that_forks_at_every_turn_is_cut_into_pieces_that_are_nearly_f
     assert draws(*pieces) == draws(tree)
     assert max(piece.num_tokens for piece in pieces) <= 8000
     assert all(sum(piece.num_tokens for piece in pair) > 8000 for pair in pairwise(pieces))
+
+
+def main_and_helper() -> CallTree:
+    """The main loop draws 3 and 4 tokens, a subagent in between draws 20."""
+    session = Session()
+    first = session.call((1, 2, 3), reply=(7, 7, 7))
+    session.call((1, 8), reply=tuple(range(20)), role=CallRole.SUBAGENT)
+    session.call((1, 2, 3), first, (5,), reply=(6, 6, 6, 6))
+    return build_tree("r", session.calls)
+
+
+def test_each_role_is_a_tree_of_its_own_with_its_draws_alone() -> None:
+    found = {tree.nodes[tree.draws[0].node_id].role: tree for tree in split_roles(main_and_helper())}
+    assert {role: sorted(tree.leaf_of_call) for role, tree in found.items()} == {
+        CallRole.MAIN: [0, 2],
+        CallRole.SUBAGENT: [1],
+    }
+    assert [found[CallRole.MAIN].num_tokens, found[CallRole.SUBAGENT].num_tokens] == [3 + 3 + 1 + 4, 2 + 20]
+
+
+def test_a_role_that_is_too_large_is_refused_while_the_other_stays() -> None:
+    tree = main_and_helper()
+    fitting, refused = refuse_large_roles(tree, budget=11)
+    assert (sorted(fitting.leaf_of_call), refused) == ([0, 2], (1,))
+    assert refuse_large_roles(tree, budget=22) == (tree, ())
