@@ -142,6 +142,14 @@ class RunConfig:
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
 
+    def __post_init__(self) -> None:
+        warmup_steps, num_steps = self.learner.critic.warmup_steps, self.campaign.num_steps
+        if self.credit.needs_critic and warmup_steps >= num_steps > 0:
+            raise ValueError(
+                f"learner.critic.warmup_steps={warmup_steps}: must be less than campaign.num_steps={num_steps}, "
+                "or the policy never learns"
+            )
+
     def policy_folder(self) -> Path:
         """`policy.folder`, or where sft puts what it makes of these settings: other settings, another policy."""
         if self.policy.folder is not None:

@@ -66,8 +66,9 @@ class Campaign:
         """Evaluate `policy`, train it, evaluate what came of it. UserError when there are too few tasks for a step."""
         check_groups(self._settings, len(self._tasks), len(self._harnesses))
         from clawhpc.learner.callbacks import wandb_run  # torch: not before it is needed
-        from clawhpc.learner.trainer import LearnerPaths, fit_rl
+        from clawhpc.learner.trainer import LearnerPaths, check_devices, fit_rl
 
+        check_devices(learner)
         before = self.evaluate_policy(policy)
         minutes = f", {self._settings.train_min:g} minutes" if self._settings.train_min else ""
         log.info("training on %d tasks: at most %d steps%s", len(self._tasks), self._settings.num_steps, minutes)

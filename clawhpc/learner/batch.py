@@ -103,6 +103,8 @@ class Draws:
     token_weight: Tensor
     """In the loss, already divided by the denominator of the whole step (law 3); 0 for one that must not train."""
     advantages: Tensor
+    rewards: Tensor | None = None
+    """Of the rollout that drew it; None where nothing has a reward."""
     returns: Tensor | None = None
     """What the critic should have said."""
     old_values: Tensor | None = None

@@ -94,12 +94,16 @@ class RlModule(LearnerModule):
             draws = dataclasses.replace(draws, reference_logprobs=reference_M)
         if not self.with_critic:
             return dataclasses.replace(draws, old_logprobs=torch.zeros_like(draws.sampling_logprobs)), {}
+        trains_M = draws.token_weight > 0
+        if self.scale.is_new:  # so that a critic that has learned nothing says the mean, and not 0
+            assert draws.rewards is not None, "rollouts have rewards"
+            self.scale.update(*moments(draws.rewards[trains_M]))
         old_logprobs_M, values_M = self._pass(step, self._critic_of, 2)
         known = step.credit and step.credit(self.scale.restore(values_M).double().cpu().numpy())
         credit = self.ranks.broadcast(known)
         assert credit is not None, "rollouts have rewards"
         returns_M = torch.from_numpy(credit.returns).to(values_M)
-        self.scale.update(*moments(returns_M[draws.token_weight > 0]))
+        self.scale.update(*moments(returns_M[trains_M]))
         return dataclasses.replace(
             draws,
             advantages=torch.from_numpy(credit.advantages).to(values_M),

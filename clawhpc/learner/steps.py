@@ -204,6 +204,7 @@ def _draws(lessons: Sequence[_Lesson]) -> Draws:
         sampling_logprobs=torch.tensor([value for node in drawn for value in node.sampling_logprobs]),
         token_weight=_joined([lesson.weights for lesson in lessons]),
         advantages=_joined([lesson.advantages for lesson in lessons]),
+        rewards=_joined([np.full(lesson.num_tokens, lesson.reward) for lesson in lessons]),
     )
 
 

@@ -87,7 +87,7 @@ def fit_rl(
         policy=str(policy),
         num_steps=num_steps,
         checkpoints=str(paths.checkpoints),
-        cuda=_uses_cuda(settings),
+        cuda=check_devices(settings),
     )
     with _ranks(settings, job, logs=paths.ranks, environment=environment) as ranks:
         return _fit(
@@ -160,7 +160,7 @@ def fit_sft(
     returns None to end here. There is one update per step, and one process, whatever `settings` say.
     """
     first = read_policy(policy)
-    cuda = _uses_cuda(settings)
+    cuda = check_devices(settings)
     module = SftModule(settings, policy, num_steps)
     source = sft_source(lambda step: lessons(step, module.policy), settings)
     watch = RichProgressBar() if sys.stdout.isatty() else PrintSteps(num_steps, SFT_LINE, every=SFT_LINE_EVERY)
@@ -193,7 +193,7 @@ SFT_LINE_EVERY = 25
 """Steps of imitation between two such lines: they take a fraction of a second each."""
 
 
-def _uses_cuda(settings: LearnerSettings) -> bool:
+def check_devices(settings: LearnerSettings) -> bool:
     """UserError where there are not the GPUs that `settings` ask for."""
     num_gpus = torch.cuda.device_count() if settings.accelerator != "cpu" else 0
     if settings.accelerator == "cuda" and not num_gpus:

@@ -53,6 +53,11 @@ class ReturnScale(nn.Module):
         self.weight.lerp_(torch.ones_like(self.weight), 1 - KEEP)
 
     @property
+    def is_new(self) -> bool:
+        """It knows of no returns."""
+        return not self.weight
+
+    @property
     def mean(self) -> Tensor:
         """Of returns; 0 before the first update."""
         return self.mean_sum / self.weight if self.weight else torch.zeros_like(self.weight)

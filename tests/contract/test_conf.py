@@ -132,6 +132,10 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("campaign.temperature=nan",), ("temperature", "more than 0")),
         (("learner.lr=-1",), ("lr=-1", "at least 0", "learner")),
         (("learner.max_staleness=-1",), ("max_staleness=-1", "at least 0", "learner")),
+        (
+            ("algorithm=ppo", "learner.critic.warmup_steps=7", "campaign.num_steps=7"),
+            ("learner.critic.warmup_steps=7", "less than campaign.num_steps=7"),
+        ),
         (("learner.accelerator=gpuu",), ("learner.accelerator", "cuda")),
         (("learner.betas=[0.9,2]",), ("betas", "less than 1")),
         (("policy.shape.num_kv_heads=3",), ("num_kv_heads", "num_heads", "policy.shape")),

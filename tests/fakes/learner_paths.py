@@ -130,7 +130,7 @@ class PathLearner(nn.Module):
         self.reference = (networks.reference,)
         self.with_critic = self.critic is not None or self.policy.value_head is not None
         self.returns: list[Tensor] = []
-        """Of each step so far, those of the tokens that train."""
+        """Of each step so far, those of the tokens that train; before them, the rewards of the first."""
 
     def learn(self, step: int, forest: Forest) -> list[Update]:
         paths = tree_paths(forest)
@@ -157,10 +157,12 @@ class PathLearner(nn.Module):
         draws = replace(draws, old_logprobs=old, reference_logprobs=reference if self.settings.loss.kl_coef else None)
         if not self.with_critic:
             return draws
+        trains = draws.token_weight > 0
+        self.returns = self.returns or [draws.rewards[trains].double()]
         mean, std = self.scale()
         credit = credit_of((values * std + mean).double().numpy())
         returns = torch.from_numpy(credit.returns).to(values)
-        self.returns.append(returns[draws.token_weight > 0].double())
+        self.returns.append(returns[trains].double())
         mean, std = self.scale()
         advantages = torch.from_numpy(credit.advantages).to(values)
         return replace(draws, advantages=advantages, returns=(returns - mean) / std, old_values=values)

@@ -132,6 +132,7 @@ def forest(trees: Sequence[CallTree], dtype: torch.dtype = torch.float64) -> For
             sampling_logprobs=torch.tensor(logprobs, dtype=dtype),
             token_weight=(weights / max(1, total)).to(dtype),
             advantages=torch.randn(total, dtype=torch.float64, generator=generator).to(dtype),
+            rewards=torch.rand(total, dtype=torch.float64, generator=generator).to(dtype),
         ),
     )
 

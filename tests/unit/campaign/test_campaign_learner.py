@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.settings import CreditSettings
-from clawhpc.learner.settings import LearnerSettings
+from clawhpc.errors import UserError
+from clawhpc.learner.settings import Accelerator, LearnerSettings
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
@@ -29,7 +31,13 @@ SETTINGS = CampaignSettings(num_steps=3, groups_per_step=2, samples_per_group=2)
 TASKS = TaskSets(train=tuple(make_task(f"t{index}") for index in range(4)), heldout=())
 
 
-def run(paths: RunPaths, policy: Path, max_staleness: int, moment: Callable[[], None] = lambda: None) -> bytes:
+def run(
+    paths: RunPaths,
+    policy: Path,
+    max_staleness: int,
+    moment: Callable[[], None] = lambda: None,
+    accelerator: Accelerator = "auto",
+) -> bytes:
     """Train from `policy`; the weights at the end."""
 
     def draw(plan: StepPlan, group: GroupPlan, sample: int) -> RolloutRecord:
@@ -40,7 +48,7 @@ def run(paths: RunPaths, policy: Path, max_staleness: int, moment: Callable[[], 
         return make_record(group, sample, float(sample), calls=tuple(session.calls))
 
     collector = Collector(paths, FakeWorkers(paths, draw, moment), stall_min=1, poll_s=0.0)  # type: ignore[arg-type]
-    learner = LearnerSettings(lr=1e-2, epochs=2, max_staleness=max_staleness, wandb="disabled")
+    learner = LearnerSettings(lr=1e-2, epochs=2, max_staleness=max_staleness, wandb="disabled", accelerator=accelerator)
     with tempfile.TemporaryDirectory(prefix="claw-", dir="/tmp") as root, Ledger.open(Path(root)) as ledger:
         campaign = Campaign(SETTINGS, paths=paths, collector=collector, ledger=ledger, tasks=TASKS, harnesses=("pi",))
         campaign.run(learner, CreditSettings(), PolicySource(folder=policy))
@@ -71,3 +79,11 @@ def test_a_campaign_one_step_ahead_that_is_killed_ends_with_the_same_bits(
     with pytest.raises(Killed):
         run(killed, babbler, 1, Fate(kill_at))
     assert run(killed, babbler, 1) == run(RunPaths(tmp_path / "whole"), babbler, 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_learner_that_lacks_its_gpu_is_told_before_anything_is_collected(tmp_path: Path, babbler: Path) -> None:
+    paths = RunPaths(tmp_path)
+    with pytest.raises(UserError, match=r"learner\.accelerator=cuda: torch finds no GPU"):
+        run(paths, babbler, 0, accelerator="cuda")
+    assert not paths.policies.exists()

@@ -89,6 +89,14 @@ def test_while_the_critic_warms_up_it_alone_learns(policy: Path, tmp_path: Path,
     assert all(not torch.equal(weight, second[name]) for name, weight in first.items())
 
 
+def test_a_critic_that_has_learned_nothing_says_the_mean_of_the_rewards(policy: Path, tmp_path: Path) -> None:
+    settings, credit = ALGORITHMS["ppo"]
+    campaign = Campaign(RunPaths(tmp_path), settings=settings, credit=replace(credit, gae_lambda=0.5), num_steps=1)
+    campaign.train(policy)
+    (row,) = rows_of(campaign.run)
+    assert float(row["credit/value_mean"]) == pytest.approx(float(row["train/reward"]), rel=1e-5)
+
+
 def critic_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Those that only the critic has."""
     state = torch.load(checkpoint, weights_only=False)["state_dict"]
