@@ -1,6 +1,6 @@
 """What computing every token once saves: forward and backward of per-call rows, per-path rows, and the tree.
 
-    python -m benchmarks.tree [--device cpu|cuda] [--scale 0.1] [--repeats 3] [--only fork] [--write]
+    python -m benchmarks.tree [--device cpu|cuda] [--scale 0.1] [--repeats 4] [--only fork] [--write]
 
 Per-call rows: each call's prompt and reply, its reply trained. Per-path rows: each root-to-leaf path of the trees, each
 drawn token trained on the first path that holds it. Both are causal rows through transformers' own SDPA, sorted by
@@ -220,15 +220,15 @@ def measure(shape: Shape, setting: Setting) -> Cell:
 
 
 def measure_ways(found: Sequence[Way], setting: Setting) -> list[Cost]:
-    """In turns, each way as often first as last: what one leaves in the caches, the next one pays for."""
+    """In turns, there and back: a way pays for what the one before it has left in caches and given back of memory."""
     peaks = []
     for way in found:
         way.model.zero_grad()
         peaks.append(peak_bytes(way.update, setting.device))
     times: list[list[float]] = [[] for _ in found]
+    there = list(zip(found, times, strict=True))
     for turn in range(setting.repeats):
-        for at in range(turn, turn + len(found)):
-            way, own = found[at % len(found)], times[at % len(found)]
+        for way, own in reversed(there) if turn % 2 else there:
             way.model.zero_grad()
             own.append(seconds(way.update, setting.device))
     return [
@@ -313,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--scale", type=float, default=0.1, help="of all lengths")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="shapes whose name holds this")
     parser.add_argument("--write", action="store_true", help="docs/results/tree.md and its plot")
