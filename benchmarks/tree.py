@@ -220,15 +220,17 @@ def measure(shape: Shape, setting: Setting) -> Cell:
 
 
 def measure_ways(found: Sequence[Way], setting: Setting) -> list[Cost]:
-    """In turns, there and back: a way pays for what the one before it has left in caches and given back of memory."""
+    """In turns, the first two as often one before the other as after it, and any other last: a way pays for what the one
+    before it has left in caches and given back of memory. Each leaves its gradients behind.
+    """
     peaks = []
     for way in found:
         way.model.zero_grad()
         peaks.append(peak_bytes(way.update, setting.device))
     times: list[list[float]] = [[] for _ in found]
-    there = list(zip(found, times, strict=True))
+    pair, rest = [*zip(found, times, strict=True)][:2], [*zip(found, times, strict=True)][2:]
     for turn in range(setting.repeats):
-        for way, own in reversed(there) if turn % 2 else there:
+        for way, own in [*(reversed(pair) if turn % 2 else pair), *rest]:
             way.model.zero_grad()
             own.append(seconds(way.update, setting.device))
     return [
