@@ -166,12 +166,12 @@ def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[Ranks]:
         timeout=SILENCE,
         device_id=torch.device("cuda", ranks.rank) if cuda else None,
     )
+    finished = False
     try:
         yield ranks
-    except BaseException:
-        _leave(abort=cuda)
-        raise
-    _leave(abort=False)
+        finished = True
+    finally:
+        _leave(abort=cuda and not finished)
 
 
 def _leave(*, abort: bool) -> None:
