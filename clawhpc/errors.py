@@ -3,6 +3,7 @@
 ClawError
 ├── UserError           bad input: the message names the file or key and what to do; ends the program, exit code 2
 ├── LaunchError         a collection or a worker failed for good; ends the program, exit code 1
+├── HostError           nothing can be done on this host; ends its worker, whose work others do
 └── BoundaryError       a part of the machine failed; recorded as an infrastructure `Outcome`, never as reward 0
     ├── SandboxError    -> sandbox_failed
     ├── EngineError     -> engine_failed
@@ -26,6 +27,10 @@ class UserError(ClawError):
 
 class LaunchError(ClawError):
     """Workers do not start, or keep dying, or do nothing. The message names the log to read."""
+
+
+class HostError(ClawError):
+    """A part does not start on this host, however often it is tried; on another one it may. The message says which."""
 
 
 class BoundaryError(ClawError):

@@ -42,7 +42,9 @@ class PassTable:
     num_rollouts: int
     """Those with a verdict."""
     num_failed: int
-    """Those that the infrastructure failed; they count neither way."""
+    """Those that the infrastructure failed in every attempt; they count neither way."""
+    num_retried: int
+    """Those that it failed at first, whatever became of them."""
     mean_reward: Estimate
     pass_at_1: Estimate
     pass_at_k: Mapping[int, Estimate]
@@ -104,6 +106,7 @@ def tabulate(records: Iterable[RolloutRecord]) -> PassTable:
         num_tasks=len({task_id for task_id, _ in rewards}),
         num_rollouts=num_rollouts,
         num_failed=len(records) - num_rollouts,
+        num_retried=sum(record.num_attempts > 1 for record in records),
         mean_reward=_estimate({cell: sum(drawn) / len(drawn) for cell, drawn in rewards.items()}),
         pass_at_1=_estimate({cell: passed / num for cell, (num, passed) in counts.items()}),
         pass_at_k={

@@ -142,6 +142,14 @@ def release_claims(paths: RunPaths, plan: StepPlan, alive: frozenset[str]) -> in
     return released
 
 
+def give_back(paths: RunPaths, plan: StepPlan, worker_id: str) -> int:
+    """Free the unsealed groups that `worker_id` itself has claimed; how many. Its rollouts of them have ended."""
+    mine = [group for group in unsealed_groups(paths, plan) if claim_owner(paths, group.key) == worker_id]
+    for group in mine:
+        (paths.group(group.key) / CLAIM).unlink(missing_ok=True)
+    return len(mine)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rollouts
 # ---------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import pytest
 
-from clawhpc.errors import UserError
+from clawhpc.errors import HostError
 from clawhpc.ledger import Ledger, remove_tree
 from clawhpc.records import ExecResult
 from clawhpc.sandbox.apptainer import find_apptainer
@@ -114,7 +114,7 @@ async def sandbox(request: pytest.FixtureRequest, ledger: Ledger, cache_dir: Pat
 async def working_sandbox(settings: SandboxSettings, ledger: Ledger, cache_dir: Path) -> Sandbox:
     try:
         return await open_sandbox(settings, ledger=ledger, cache_dir=cache_dir)
-    except UserError as error:
+    except HostError as error:
         missing(str(error))
 
 

@@ -49,7 +49,7 @@ class Collector:
         plan = publish_plan(self._paths, plan)
         title = f"{plan.phase} {plan.step}"
         with Watch(title, plan.num_rollouts) as watch:
-            while unsealed_groups(self._paths, plan):
+            while not self._is_whole(plan):
                 if not self._free_claims(plan):
                     watch.rest()
                 if watch.show(count_rollouts(self._paths, plan)) > self._stall_s:
@@ -62,6 +62,10 @@ class Collector:
             log.info("%s: these rollouts are now in %s", title, set_aside(self._paths, plan))
             raise
         return records
+
+    def _is_whole(self, plan: StepPlan) -> bool:
+        """All of it can be read: what one host wrote may be seen here later than the manifest in which another names it."""
+        return not unsealed_groups(self._paths, plan) and count_rollouts(self._paths, plan) == plan.num_rollouts
 
     def _free_claims(self, plan: StepPlan) -> frozenset[str]:
         """Free what dead workers have claimed of `plan`; those that are at work."""

@@ -28,6 +28,8 @@ LOWEST_LOGPROB = -9999.0
 """What vLLM sends in place of -inf and NaN, and where it has no value: no sampled token can have it."""
 HEALTH_S = 10.0
 """A server that is well says so at once, one that has died is refused at once; more is a hang."""
+RANK_HEADER = "X-data-parallel-rank"
+"""Which copy of the policy a request is for, where one server has several."""
 KEEPALIVE_S = 2.0
 """Idle connections are dropped before the server drops them (5 s), so that no request is written to a closed one."""
 
@@ -96,15 +98,18 @@ class VllmEngine:
         *,
         max_model_len: int,
         num_token_ids: int,
+        rank: int = 0,
         explain: Callable[[], str] = lambda: "",
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """`num_token_ids`: ids that the tokenizer knows; the head may be padded beyond.
 
+        `rank`: of the copies of the policy that the server has, the one that draws and scores. Posts reach all of them.
         `explain`: what is known of a failure beyond the engine's answer, such as the end of its log.
         """
         self._http = httpx2.AsyncClient(
             base_url="http://engine",
+            headers={RANK_HEADER: str(rank)},
             transport=transport or UnixTransport(socket, idle_s=KEEPALIVE_S),
             timeout=None,
             trust_env=False,

@@ -16,19 +16,15 @@ from types import FrameType
 
 from submitit.helpers import DelayedSubmission
 
-from clawhpc.errors import ClawError, UserError
+from clawhpc.errors import ClawError
+from clawhpc.launch.failure import note_failure
 from clawhpc.launch.lease import wait_for_end
 from clawhpc.launch.states import run
 from clawhpc.paths import RunPaths
-from clawhpc.store import write_atomic
 from clawhpc.worker.settings import WorkerSpec
 
 log = logging.getLogger(__name__)
 
-FAILURE_FILE = "failure.txt"
-"""In a worker's folder, by a worker that gives up: whose fault it is (`user` or `machine`), its host, and why, a line
-each.
-"""
 LEASE_FILE = "lease"
 """Among the workers' folders: the campaign's sign of life."""
 END_S = 30.0
@@ -53,7 +49,7 @@ class WorkerJob:
     """None where the campaign's ledger ends its workers with it."""
 
     def __call__(self) -> None:
-        """Run until told to stop. Why it had to give up is left as one line in the worker's folder, and raised.
+        """Run until told to stop. Why it had to give up is noted in the worker's folder, and raised.
 
         A signal ends the process and leaves no result: whether the job is over then is for Slurm to say.
         """
@@ -64,10 +60,7 @@ class WorkerJob:
             with sigterm_ends_it():
                 told_by = self._work()
         except (ClawError, OSError) as error:
-            kind = "user" if isinstance(error, UserError) else "machine"
-            note = "\n".join((kind, os.uname().nodename, str(error)))
-            with suppress(OSError):  # where the disk is full, `error` says so
-                write_atomic(self._workers / self.worker_id / FAILURE_FILE, note.encode())
+            note_failure(self._workers / self.worker_id, error, Path(self.spec.run_root))
             raise
         if told_by is not None:
             raise SystemExit(128 + told_by)

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -22,7 +23,8 @@ import submitit
 
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.executor import JOB_NAME, make_executor, submit
-from clawhpc.launch.job import FAILURE_FILE, LEASE_FILE, Lease, WorkerJob
+from clawhpc.launch.failure import Failure, read_failure
+from clawhpc.launch.job import LEASE_FILE, Lease, WorkerJob
 from clawhpc.launch.lease import hold_lease
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.states import TAKEN, WAITING, is_in, run
@@ -38,6 +40,8 @@ STOP_GRACE_S = 20.0
 CANCEL_S = 3.0
 """For a cancelled worker to end by itself; on this machine the ledger ends it then, on Slurm Slurm does."""
 HOUR_S = 3600.0
+MAX_BAD_HOSTS = 16
+"""That new workers keep away from; of more, those that were bad longest ago get another chance."""
 POLL_S = 0.1
 """A job's end can only be asked for: submitit has no call that waits for it with a deadline."""
 
@@ -68,6 +72,8 @@ class WorkerPool:
         self._running: frozenset[str] = frozenset()
         self._looked_at = -float("inf")
         self._deaths: list[float] = []
+        self._bad_hosts: tuple[str, ...] = ()
+        """On Slurm, those on which a worker could not work, the last one last."""
         self._block = ExitStack()
 
     def __enter__(self) -> WorkerPool:
@@ -146,6 +152,7 @@ class WorkerPool:
             self._submit()
         except LaunchError as error:
             log.warning("no worker can be submitted now: %s", error)
+            self._keep_away_from(self._bad_hosts[1:])  # there may be no others
 
     def _bury(self, worker_id: str) -> None:
         """Give up a worker that has ended, unless another one would end like it."""
@@ -156,14 +163,19 @@ class WorkerPool:
             cancel([job.job_id])  # if Slurm was wrong about it: two of a kind are one too many
             if is_in(job.state, TAKEN):
                 return log.info("worker %s was taken by Slurm: job %s is %s", worker_id, job.job_id, job.state)
-        kind, reason = self._failure(worker_id, job)
-        log.warning("worker %s has died: %s; its log is %s", worker_id, reason, log_file)
-        return self._count_death(kind, reason, log_file)
+        failure = self._failure(worker_id, job)
+        log.warning("worker %s has died: %s; its log is %s", worker_id, failure.reason, log_file)
+        return self._count_death(failure, log_file)
 
-    def _count_death(self, kind: str, reason: str, log_file: Path) -> None:
+    def _count_death(self, failure: Failure, log_file: Path) -> None:
         """Raise UserError or LaunchError where another worker would die as well."""
-        if kind == "user":
+        fault, reason = failure.fault, failure.reason
+        if fault == "user":
             raise UserError(reason)
+        if fault == "store" or (fault == "host" and not self._on_slurm):  # all the others have the same
+            raise LaunchError(f"{reason} (worker log: {log_file})")
+        if fault == "host":
+            self._keep_away_from((*(host for host in self._bad_hosts if host != failure.host), failure.host))
         now = time.monotonic()
         self._deaths = [death for death in self._deaths if now - death < HOUR_S] + [now]
         allowed = self._settings.max_restarts if self._any_ready() else self._settings.num_workers - 1
@@ -174,14 +186,25 @@ class WorkerPool:
         """Some worker of this run has once started its parts: so they can be started."""
         return any(self._paths.workers.glob(f"*/{READY_FILE}"))
 
-    def _failure(self, worker_id: str, job: submitit.Job[None]) -> tuple[str, str]:
-        """Whose fault a worker's death is, and why it died, in one line."""
-        note = self._paths.workers / worker_id / FAILURE_FILE
-        if note.exists():
-            kind, host, reason = note.read_text().split("\n", 2)
-            return kind, f"{reason} (job {job.job_id} on {host})" if self._on_slurm else reason
+    def _keep_away_from(self, hosts: tuple[str, ...]) -> None:
+        """Workers that are submitted from now on do not go there, as far as these are not too many."""
+        if hosts == self._bad_hosts:
+            return
+        self._bad_hosts = hosts[-MAX_BAD_HOSTS:]
+        configured = self._settings.slurm.exclude
+        excluded = ",".join([*([configured] if configured else []), *self._bad_hosts])
+        self._executor.update_parameters(slurm_exclude=excluded or None)
+        log.warning("new workers keep away from %s", ", ".join(self._bad_hosts) or "no host any more")
+
+    def _failure(self, worker_id: str, job: submitit.Job[None]) -> Failure:
+        """Whose fault a worker's death is, and why it died, in one line. OSError where its folder cannot be written."""
+        noted = read_failure(self._paths.workers / worker_id)
+        if noted is not None:
+            where = f" (job {job.job_id} on {noted.host})" if self._on_slurm else ""
+            return replace(noted, reason=noted.reason + where)
         slurms_word = f", {job.state} on {job.get_info('cache').get('NodeList')}" if self._on_slurm else ""
-        return "machine", f"a worker ended without a word (job {job.job_id}{slurms_word})"
+        reason = f"a worker ended without a word (job {job.job_id}{slurms_word})"
+        return Failure(fault="machine", host="", reason=reason)
 
     def close(self, grace_s: float) -> None:
         """Ask every worker to stop, wait up to `grace_s`, then cancel what is left, one that cannot be asked too."""

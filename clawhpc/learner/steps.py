@@ -25,7 +25,7 @@ from clawhpc.errors import UserError
 from clawhpc.learner.batch import Draws, StepTree, TreeBatch, build_batches
 from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
-from clawhpc.records import CallRole, RolloutRecord
+from clawhpc.records import MACHINE_OUTCOMES, CallRole, RolloutRecord
 from clawhpc.tree.conversation import conversation_turns
 from clawhpc.tree.cut import refuse_large_roles, refuse_long_paths, split_roles
 from clawhpc.tree.drift import measure_drift
@@ -83,6 +83,8 @@ def build_rl_step(
         **_drop_metrics([pruned[record.rollout_id] for record in training]),
         **_drift_metrics(training, pruned),
         "tree/refused_rollouts": float(len(records) - len(sound)),
+        "collect/retried_share": _share([record.num_attempts > 1 for record in records]),
+        "collect/failed_share": _share([record.outcome in MACHINE_OUTCOMES for record in records]),
     }
     of_values = _credit_of_values(taught, credit) if credit.needs_critic else None
     return StepBatch(step=step, rows=rows, draws=_draws(taught), metrics=metrics, credit=of_values)
@@ -296,6 +298,10 @@ def _no_credit_share(lessons: Sequence[_Lesson]) -> float:
     num_tokens = sum(int(lesson.trains.sum()) for lesson in lessons)
     with_credit = sum(int(np.count_nonzero(lesson.advantages[lesson.trains])) for lesson in lessons)
     return 1.0 - with_credit / num_tokens if num_tokens else 0.0
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
 
 
 def _drop_metrics(pruned: Sequence[PrunedTree]) -> dict[str, float]:

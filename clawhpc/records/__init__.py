@@ -21,7 +21,9 @@ from clawhpc.records.conversation import (
 )
 from clawhpc.records.policy import PolicyVersion, Probe
 from clawhpc.records.rollout import (
+    MACHINE_OUTCOMES,
     POLICY_OUTCOMES,
+    FailedAttempt,
     GroupKey,
     GroupPlan,
     Outcome,
@@ -49,6 +51,7 @@ from clawhpc.records.task import (
 
 __all__ = [
     "LEAST_VERIFY_S",
+    "MACHINE_OUTCOMES",
     "MCP_MOUNT",
     "POLICY_OUTCOMES",
     "SANDBOX_HOME",
@@ -59,6 +62,7 @@ __all__ = [
     "CallTokens",
     "Conversation",
     "ExecResult",
+    "FailedAttempt",
     "FinishReason",
     "Generation",
     "Graft",

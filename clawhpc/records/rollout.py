@@ -77,6 +77,10 @@ class Outcome(StrEnum):
 
 POLICY_OUTCOMES = frozenset({Outcome.COMPLETED, Outcome.HARNESS_EXIT, Outcome.TIMEOUT, Outcome.LIMIT})
 """The policy's own doing: verified as it stands, and the reward trains."""
+MACHINE_OUTCOMES = frozenset(
+    {Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED, Outcome.PROXY_FAILED, Outcome.VERIFIER_FAILED}
+)
+"""A part of the machine failed: the same rollout, run again, may well have a verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,21 @@ class Timings:
     teardown_s: float = 0.0
     harness_cpu_s: float = 0.0
 
+    @property
+    def wall_s(self) -> float:
+        """Of all phases together."""
+        return self.boot_s + self.run_s + self.settle_s + self.verify_s + self.teardown_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedAttempt:
+    """A run of the same rollout, with the same seed, that the machine failed. Nothing else of it is kept."""
+
+    outcome: Outcome
+    detail: str
+    seconds: float
+    """Wall clock, from boot to teardown."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord:
@@ -128,6 +147,13 @@ class RolloutRecord:
     worker_id: str
     dropped_leaves: dict[str, int] = field(default_factory=dict)
     """Named rule -> leaves that it dropped (law 4)."""
+    failed_attempts: tuple[FailedAttempt, ...] = ()
+    """Those before this one, by the worker that published it, in order."""
+
+    @property
+    def num_attempts(self) -> int:
+        """How often it was run, this attempt included."""
+        return 1 + len(self.failed_attempts)
 
     @property
     def overridden(self) -> Counter[str]:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from clawhpc.errors import SandboxError, UserError
+from clawhpc.errors import HostError, SandboxError, UserError
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
 from clawhpc.sandbox.base import Sandbox, SandboxCommand
@@ -21,7 +21,10 @@ CHECK_S = 60.0
 
 
 async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: Path) -> Sandbox:
-    """A sandbox that has just run a command. Raises UserError, with the reason for each kind, where none can."""
+    """A sandbox that has just run a command. Raises HostError, with the reason for each kind, where none can.
+
+    UserError for an unknown kind, and for an image that is not there.
+    """
     if settings.kind not in get_args(Kind):
         raise UserError(f"sandbox.kind={settings.kind}: must be one of {', '.join(get_args(Kind))}")
     folder = Path(tempfile.mkdtemp(prefix="root-", dir=ledger.scratch))
@@ -29,14 +32,15 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
     reasons = []
     for kind in ("apptainer", "bubblewrap") if settings.kind == "auto" else (settings.kind,):
         try:
-            sandbox = Container(backend=_backend(kind, ledger, cache_dir), root=root, ledger=ledger)
-            await _check(sandbox)
+            backend = _backend(kind, ledger, cache_dir)
+            sandbox = Container(backend=backend, root=root, ledger=ledger, limits=settings.limits)
+            await check_sandbox(sandbox)
         except (UserError, SandboxError) as error:
             reasons.append(f"{kind}: {error}")
         else:
             sandbox.check_hidden(ledger.scratch)
             return sandbox
-    raise UserError(f"no sandbox works here. {'; '.join(reasons)}")
+    raise HostError(f"no sandbox works here. {'; '.join(reasons)}")
 
 
 def _root(settings: SandboxSettings, folder: Path, cache_dir: Path) -> Root:
@@ -64,8 +68,8 @@ def _apptainer(cache_dir: Path) -> str:
     return found
 
 
-async def _check(sandbox: Sandbox) -> None:
-    """Raises SandboxError unless it can run the smallest of commands."""
+async def check_sandbox(sandbox: Sandbox) -> None:
+    """Raise SandboxError unless it can run the smallest of commands."""
     command = SandboxCommand(sandbox_id="check", argv=("/bin/true",), env={}, cwd="/")
     result = await sandbox.run(command, timeout_s=CHECK_S)
     if result.exit_code != 0:

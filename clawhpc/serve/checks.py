@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
-from clawhpc.serve.settings import Dtype
+from clawhpc.serve.settings import Dtype, EngineSettings
 
 DTYPE_TOLERANCE: dict[Dtype, float] = {"float32": 0.0, "bfloat16": 0.2}
 """Mean absolute difference of log-probs that an engine's own arithmetic explains.
@@ -53,6 +53,10 @@ def check_policy_folder(policy: PolicyVersion) -> None:
             )
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations call the number of experts of a layer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """What the engine must know of a model, by its configuration."""
@@ -61,6 +65,9 @@ class ModelShape:
     """Of the output head."""
     num_positions: int | None
     """Tokens of the longest context; None where the configuration does not say it in so many words."""
+    num_heads: int | None
+    """Of attention; None likewise."""
+    has_experts: bool
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -72,7 +79,12 @@ def read_shape(folder: Path) -> ModelShape:
         raise UserError(f"{folder / 'config.json'}: no vocab_size in it: {error}") from error
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     scaled = "factor" in rope  # some kinds of scaling have more positions than the configuration names
-    return ModelShape(num_rows=num_rows, num_positions=None if scaled else config.get("max_position_embeddings"))
+    return ModelShape(
+        num_rows=num_rows,
+        num_positions=None if scaled else config.get("max_position_embeddings"),
+        num_heads=config.get("num_attention_heads"),
+        has_experts=any(config.get(name) for name in EXPERTS),
+    )
 
 
 def check_window(folder: Path, shape: ModelShape, max_model_len: int) -> None:
@@ -81,6 +93,24 @@ def check_window(folder: Path, shape: ModelShape, max_model_len: int) -> None:
         raise UserError(
             f"engine.max_model_len={max_model_len}: the policy in {folder} has {shape.num_positions} positions; "
             f"set it to at most {shape.num_positions}"
+        )
+
+
+def check_parallel(folder: Path, shape: ModelShape, settings: EngineSettings) -> None:
+    """UserError for a policy that cannot be spread over GPUs as `settings` say.
+
+    vLLM computes experts in step over all copies, and the answer of one copy says nothing of another's. Whether all of
+    them hold new weights at the same step has not been tested, so that they are not to be had.
+    """
+    if shape.num_heads is not None and shape.num_heads % settings.tensor_parallel_size:
+        raise UserError(
+            f"engine.tensor_parallel_size={settings.tensor_parallel_size}: the policy in {folder} has "
+            f"{shape.num_heads} attention heads; set it to a number that divides them"
+        )
+    if shape.has_experts and settings.data_parallel_size > 1:
+        raise UserError(
+            f"engine.data_parallel_size={settings.data_parallel_size}: the policy in {folder} has experts; use "
+            "engine.tensor_parallel_size, and more workers"
         )
 
 

@@ -9,14 +9,19 @@ from clawhpc.serve.settings import EngineSettings
 
 EXTENSION = "clawhpc.serve.extension"
 PROGRAM = f"""
-import gc
+import gc, os
+os.environ.pop("VLLM_PORT", None)
 from clawhpc.ledger.parent import die_with_parent
 die_with_parent()
 gc.disable()
 from {EXTENSION} import main
 main()
 """
-"""For `python -c`. Importing vLLM takes 10 s and makes a million objects: a fifth less without the collector."""
+"""For `python -c`. Importing vLLM takes 10 s and makes a million objects: a fifth less without the collector.
+
+With `VLLM_PORT`, two engines on one host would look for free ports from the same one on. Without it vLLM listens on
+unix sockets in the engine's own folder, and on ports that the kernel chooses as they are bound: none can clash.
+"""
 NUM_TOKEN_IDS_KEY = "clawhpc_num_token_ids"
 """In vLLM's `additional_config`: ids from here on are padding."""
 GIB = 1 << 30
@@ -37,6 +42,8 @@ def engine_arguments(
         *("--dtype", settings.dtype),
         *("--max-model-len", str(settings.max_model_len)),
         *("--max-num-seqs", str(settings.max_num_seqs)),
+        *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
+        *("--data-parallel-size", str(settings.data_parallel_size)),
         "--enable-prompt-tokens-details",
         "--disable-log-stats",
         "--disable-uvicorn-access-log",
@@ -52,10 +59,10 @@ def engine_arguments(
 
 
 def _cpu_arguments(settings: EngineSettings) -> list[str]:
-    """One process less to start; and no prompt in pieces, because a seeded request in pieces kills vLLM on CPU."""
+    """One process less to start, where one is enough; and no prompt in pieces, for a seeded one kills vLLM on CPU."""
     return [
         *("--kv-cache-memory-bytes", str(int(settings.kv_cache_gib * GIB))),
-        *("--distributed-executor-backend", "uni"),
+        *("--distributed-executor-backend", "uni" if settings.tensor_parallel_size == 1 else "mp"),
         "--no-enable-chunked-prefill",
         *("--max-num-batched-tokens", str(max(settings.max_model_len, settings.max_num_seqs))),
     ]
@@ -72,11 +79,14 @@ def engine_environment(settings: EngineSettings, *, scratch: Path, cache_dir: Pa
         "VLLM_CONFIG_ROOT": str(cache_dir),
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor"),
         "VLLM_RPC_BASE_PATH": str(scratch),
+        "VLLM_HOST_IP": "127.0.0.1",  # the processes of one engine are on one host, and nobody else is to reach them
+        "GLOO_SOCKET_IFNAME": "lo",
         "TMPDIR": str(scratch),
     }
     if cpu:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # what lets the executor be `uni`
         environment["OMP_NUM_THREADS"] = str(settings.cpu_threads)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else several workers want cores of their own, and more
         if settings.enforce_eager:
             environment["TORCHDYNAMO_DISABLE"] = "1"  # else the sampler alone is compiled for 30 s at the first request
     return environment

@@ -3,8 +3,8 @@
     start: folder, socket checked ─▶ process ─▶ healthy ─▶ version ────────────────────────────▶ probe ─▶ calls
     load:  folder checked ─▶ pause ─▶ weights ─▶ version ─▶ prefix cache emptied ─▶ resume ─▶ probe ─▶ calls
 
-After every change of weights the engine's log-probs for the policy's probe are compared with the learner's. What an
-engine draws that failed to load, or whose log-probs disagree, is refused.
+After every change of weights the engine's log-probs for the policy's probe are compared with the learner's, those of
+each copy of the policy that it has. What an engine draws that failed to load, or whose log-probs disagree, is refused.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import shutil
 import socket as sockets
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ from clawhpc.engine.client import VllmEngine
 from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion
-from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, check_window, read_shape
+from clawhpc.serve.checks import check_parallel, check_policy_folder, check_probe, check_vllm, check_window, read_shape
 from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
 from clawhpc.serve.log import EngineLog
 from clawhpc.serve.process import running, session_cpu_s
@@ -46,14 +46,21 @@ SOCKET_NAME_LENGTH = 37
 class PolicyServer:
     """A running engine and the policy that it draws from."""
 
-    def __init__(self, engine: VllmEngine, process: Process, settings: EngineSettings, log: EngineLog) -> None:
-        self.engine = engine
-        """Its calls fail with EngineError as soon as the process is gone."""
+    def __init__(
+        self, engines: Sequence[VllmEngine], process: Process, settings: EngineSettings, log: EngineLog
+    ) -> None:
+        self.engines = engines
+        """One for each copy of the policy. Their calls fail with EngineError as soon as the process is gone."""
         self.policy_step = NO_POLICY
         """Of the weights that draw now, checked."""
         self._process = process
         self._settings = settings
         self._log = log
+
+    @property
+    def engine(self) -> VllmEngine:
+        """The first of them; what concerns the whole server is posted by it."""
+        return self.engines[0]
 
     @property
     def alive(self) -> bool:
@@ -123,17 +130,22 @@ class PolicyServer:
 
     async def _adopt(self, policy: PolicyVersion) -> None:
         """Trust the engine when it agrees with the learner about the policy's probe."""
-        engine_logprobs = await self.engine.score(policy.probe.token_ids)
-        check_probe(policy.step, policy.probe, engine_logprobs, self._settings.dtype)
-        self.engine.distrust("")
+        for engine in self.engines:
+            engine_logprobs = await engine.score(policy.probe.token_ids)
+            check_probe(policy.step, policy.probe, engine_logprobs, self._settings.dtype)
+        self._distrust("")
         self.policy_step = policy.step
 
     async def _give_up(self, policy: PolicyVersion) -> None:
         """Refuse what is drawn, and let those who wait for it learn so."""
         self.policy_step = NO_POLICY
-        self.engine.distrust(f"policy step {policy.step} did not load into the engine")
+        self._distrust(f"policy step {policy.step} did not load into the engine")
         with anyio.CancelScope(shield=True), suppress(EngineError):
             await self.engine.post("/resume", timeout_s=RESUME_S)
+
+    def _distrust(self, reason: str) -> None:
+        for engine in self.engines:
+            engine.distrust(reason)
 
 
 def last_words(process: Process, log: EngineLog) -> str:
@@ -163,6 +175,7 @@ async def serve_policy(
     folder = Path(policy.path).absolute()
     num_token_ids, shape = count_token_ids(folder), read_shape(folder)
     check_window(folder, shape, settings.max_model_len)
+    check_parallel(folder, shape, settings)
     cpu = check_vllm()
     arguments = engine_arguments(
         settings, folder, socket, num_token_ids=num_token_ids, num_rows=shape.num_rows, cpu=cpu
@@ -178,16 +191,32 @@ async def serve_policy(
                 log=log,
                 stop_timeout_s=settings.stop_timeout_s,
             ) as process,
-            VllmEngine(
-                socket,
-                max_model_len=settings.max_model_len,
-                num_token_ids=num_token_ids,
-                explain=partial(last_words, process, engine_log),
-            ) as engine,
+            clients(socket, settings, num_token_ids, partial(last_words, process, engine_log)) as engines,
         ):
-            server = PolicyServer(engine, process, settings, engine_log)
+            server = PolicyServer(engines, process, settings, engine_log)
             await server._start(policy)
             yield server
+
+
+@asynccontextmanager
+async def clients(
+    socket: Path, settings: EngineSettings, num_token_ids: int, explain: Callable[[], str]
+) -> AsyncIterator[tuple[VllmEngine, ...]]:
+    """A client for each copy of the policy behind a server."""
+    engines = tuple(
+        VllmEngine(
+            socket,
+            max_model_len=settings.max_model_len,
+            num_token_ids=num_token_ids,
+            rank=rank,
+            explain=explain,
+        )
+        for rank in range(settings.data_parallel_size)
+    )
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine)
+        yield engines
 
 
 @contextmanager

@@ -24,6 +24,12 @@ class EngineSettings:
     """On CPU only: for the keys and values of prompts and completions."""
     gpu_memory_utilization: float = 0.5
     """On GPU only: the engine's share of its memory, for all that it keeps there. A learner beside it has the rest."""
+    tensor_parallel_size: int = 1
+    """GPUs that hold one copy of the policy together: as many as it needs to fit, with room for what it draws."""
+    data_parallel_size: int = 1
+    """Copies of the policy, each on GPUs of its own, behind one server; a rollout stays with one of them, where the
+    beginning of its prompts is known. Refused for a policy with experts: vLLM computes those in step over all copies.
+    """
     enforce_eager: bool = True
     """False compiles the model: on CPU 1.4 times the speed, for half a minute more at every start."""
     cpu_threads: int = 1
@@ -37,6 +43,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         at_least(self, max_model_len=2, max_num_seqs=1, kv_cache_gib=0.01, gpu_memory_utilization=0.01, cpu_threads=1)
+        at_least(self, tensor_parallel_size=1, data_parallel_size=1)
         at_least(self, startup_timeout_s=1, load_timeout_s=0, stop_timeout_s=0)
         if self.gpu_memory_utilization > 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be at most 1")

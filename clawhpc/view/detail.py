@@ -54,6 +54,7 @@ def describe_rollout(record: RolloutRecord, texts: TextTable, decode: Decode) ->
         "breakdown": record.verdict.breakdown if record.verdict else {},
         "parts": list(zip(PARTS, seconds_of_parts(record.timings), strict=True)),
         "harness_cpu_s": record.timings.harness_cpu_s,
+        "failed_attempts": [f"{failed.outcome}: {failed.detail}" for failed in record.failed_attempts],
         "dropped_leaves": record.dropped_leaves,
         "overridden": dict(record.overridden),
         "unlisted": dict(record.unlisted),

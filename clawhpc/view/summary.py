@@ -39,6 +39,8 @@ class Row:
     unlisted: dict[str, int]
     """Request field that no table lists -> calls that had it."""
     dropped: dict[str, int]
+    failed_attempts: tuple[Outcome, ...]
+    """How those before this one ended."""
     started_at: float
     trains: bool
     """Its reward enters a baseline."""
@@ -64,6 +66,7 @@ def summarise(record: RolloutRecord) -> Row:
         reencoded=count_reencoded(record.calls),
         unlisted=dict(record.unlisted),
         dropped=record.dropped_leaves,
+        failed_attempts=tuple(failed.outcome for failed in record.failed_attempts),
         started_at=record.timings.started_at,
         trains=record.trains,
     )
@@ -123,7 +126,13 @@ def count_dropped(rows: Iterable[Row]) -> list[tuple[str, int]]:
 
 def notices(rows: Sequence[Row], metrics: dict[str, list[tuple[float, float]]]) -> list[str]:
     """What a person should look at before trusting the curves; empty when nothing stands out."""
-    found = [_failures(rows), _reencodings(rows), _unlisted(rows), *(_always_zero(name, metrics) for name in MUST_MOVE)]
+    found = [
+        _failures(rows),
+        _retries(rows),
+        _reencodings(rows),
+        _unlisted(rows),
+        *(_always_zero(name, metrics) for name in MUST_MOVE),
+    ]
     return [notice for notice in found if notice]
 
 
@@ -135,7 +144,7 @@ MUST_MOVE = {
 MIN_STEPS_TO_JUDGE = 5
 """Fewer steps may be 0 by chance."""
 FAILURE_SHARE = 0.05
-"""More infrastructure failures than this are worth a word."""
+"""More infrastructure failures than this, or attempts that were made up for, are worth a word."""
 
 
 def _failures(rows: Sequence[Row]) -> str:
@@ -144,6 +153,15 @@ def _failures(rows: Sequence[Row]) -> str:
         return ""
     kinds = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in count_outcomes(failed))
     return f"{len(failed):,} of {len(rows):,} rollouts ended without training: {kinds}."
+
+
+def _retries(rows: Sequence[Row]) -> str:
+    retried = [row for row in rows if row.failed_attempts]
+    if not rows or len(retried) / len(rows) <= FAILURE_SHARE:
+        return ""
+    counts = Counter(outcome for row in retried for outcome in row.failed_attempts)
+    kinds = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in counts.most_common())
+    return f"{len(retried):,} of {len(rows):,} rollouts were run again, because the machine had failed them: {kinds}."
 
 
 def _reencodings(rows: Sequence[Row]) -> str:

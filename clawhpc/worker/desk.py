@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from clawhpc.engine.client import Engine, EngineLost, SamplingParams
 from clawhpc.engine.render import ChatRenderer
-from clawhpc.errors import ClawError, EngineError, UserError
+from clawhpc.errors import ClawError, EngineError, HostError, UserError
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, PolicySampling, Responder, ScriptedResponder
@@ -24,6 +26,8 @@ from clawhpc.serve.server import PolicyServer, serve_policy
 from clawhpc.store import read_policy
 from clawhpc.tasks.oracle import oracle_reply, task_solution
 from clawhpc.worker.settings import WorkerSpec
+
+log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
@@ -35,7 +39,7 @@ class Desk(Protocol):
         ...
 
     async def make_ready(self, plan: StepPlan) -> None:
-        """The calls of `plan`'s rollouts can be answered. Raises UserError or EngineError when they cannot."""
+        """The calls of `plan`'s rollouts can be answered. Raises UserError, EngineError or HostError when not."""
         ...
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
@@ -49,22 +53,27 @@ class HeldEngine:
 
     server: PolicyServer | None = None
     """None before it is up and after it is gone."""
+    came_up: bool = False
     error: ClawError | None = None
-    """Why it did not come up."""
+    """Why it did not come up, or did not end well."""
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when it is up, or did not come up."""
     unwanted: anyio.Event = field(default_factory=anyio.Event)
     gone: anyio.Event = field(default_factory=anyio.Event)
     """Set when nothing is left of it."""
 
-    async def hold(self, serving: AbstractAsyncContextManager[PolicyServer]) -> None:
-        """Keep it until it is unwanted."""
+    async def hold(self, serving: AbstractAsyncContextManager[PolicyServer], note: Callable[[bool], None]) -> None:
+        """Keep it until it is unwanted. `note` learns whether it came up before those who wait for it do."""
         try:
             async with serving as self.server:
+                self.came_up = True
+                note(True)
                 self.ready.set()
                 await self.unwanted.wait()
         except ClawError as error:
             self.error = error
+            if not self.came_up:
+                note(False)
         finally:
             self.server = None
             self.ready.set()
@@ -115,10 +124,16 @@ class PolicyDesk:
         self._renderer: ChatRenderer | None = None
         self._form: tuple[bytes, str, bool] | None = None
         """What `_renderer` was made of: the digest of its tokenizer, and what it was told."""
-        self._num_starts = self._starts_before = 0
-        """Of engines: in all, and in earlier plans."""
+        self._num_starts = 0
+        """Of engines, those that failed included."""
+        self._num_up = self._up_before = 0
+        """Engines that have come up: in all, and in earlier plans."""
+        self._num_failed = 0
+        """Starts that have failed since one last came up."""
         self._plan: tuple[str, int] | None = None
         """The phase and the step of the one that is being collected."""
+        self._turns = count()
+        """Rollouts take turns at the copies of the policy."""
         self._changing = anyio.Lock()
         """Held while the engine or its weights are changed."""
 
@@ -133,11 +148,14 @@ class PolicyDesk:
         return self.server.cpu_s if self.server is not None else 0.0
 
     async def make_ready(self, plan: StepPlan) -> None:
-        """The engine holds the weights that `plan` names. Raises EngineError when it died too often meanwhile."""
+        """The engine holds the weights that `plan` names.
+
+        Raises EngineError when it died too often meanwhile, HostError when it failed to start too often.
+        """
         if plan.phase == "capture":
             return
         if self._plan != (plan.phase, plan.step):
-            self._plan, self._starts_before = (plan.phase, plan.step), self._num_starts
+            self._plan, self._up_before = (plan.phase, plan.step), self._num_up
         if self._holds(plan.policy_step):
             return
         async with self._changing:
@@ -156,7 +174,7 @@ class PolicyDesk:
                 return
             try:
                 await self._replace(self._policy)
-            except UserError as error:
+            except (UserError, HostError) as error:
                 raise EngineError(f"the engine did not start again: {error}") from error
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
@@ -165,7 +183,7 @@ class PolicyDesk:
             return ScriptedResponder(script=partial(oracle_reply, task_solution(group.task)))
         assert self._renderer is not None, "make_ready comes first"
         return PolicyResponder(
-            engine=StandingEngine(self),
+            engine=StandingEngine(self, rank=next(self._turns) % self._spec.engine.data_parallel_size),
             renderer=self._renderer,
             sampling=PolicySampling(
                 context_window=self._spec.engine.max_model_len,
@@ -179,13 +197,28 @@ class PolicyDesk:
 
     async def _replace(self, policy: PolicyVersion) -> None:
         """Another engine in place of the one that is held, which ends first: the memory is not for two."""
-        self._held.let_go()
-        await self._held.gone.wait()
-        num_died = self._num_starts - self._starts_before
+        while True:
+            self._held.let_go()
+            await self._held.gone.wait()
+            self._check_starts()
+            self._held = self._start(policy)
+            await self._held.ready.wait()
+            if self._held.came_up:
+                return self._use_renderer(policy)
+            if isinstance(self._held.error, UserError):
+                raise self._held.error
+            log.warning("the engine did not start, %d times in a row now: %s", self._num_failed, self._held.error)
+
+    def _check_starts(self) -> None:
+        num_died = self._num_up - self._up_before
         if num_died >= self._spec.worker.max_engine_starts:
             raise EngineError(f"the engine has died {num_died} times in one plan; its log: {self._engine_log}")
+        if self._num_failed >= self._spec.worker.max_failed_starts:
+            raise HostError(f"the engine has failed to start {self._num_failed} times in a row: {self._held.error}")
+
+    def _start(self, policy: PolicyVersion) -> HeldEngine:
+        """One that comes up, or does not."""
         self._num_starts += 1
-        self._held = HeldEngine()
         serving = self._serve(
             self._spec.engine,
             policy,
@@ -194,11 +227,15 @@ class PolicyDesk:
             environment=self._ledger.environment,
             cache_dir=Path(self._spec.cache_dir) / "vllm",
         )
-        self._tasks.start_soon(self._held.hold, serving)
-        await self._held.ready.wait()
-        if self._held.error is not None:
-            raise self._held.error
-        self._use_renderer(policy)
+        held = HeldEngine()
+        self._tasks.start_soon(held.hold, serving, self._note_start)
+        return held
+
+    def _note_start(self, came_up: bool) -> None:
+        if came_up:
+            self._num_up, self._num_failed = self._num_up + 1, 0
+        else:
+            self._num_failed += 1
 
     def _use_renderer(self, policy: PolicyVersion) -> None:
         """What one has encoded stays known, as long as the chat format and the tokenizer stay the same."""
@@ -211,9 +248,11 @@ class PolicyDesk:
 
 @dataclass(frozen=True)
 class StandingEngine:
-    """The engine of a worker's rollouts: whichever its desk holds when it is asked."""
+    """The engine of one rollout: whichever its desk holds when it is asked."""
 
     desk: PolicyDesk
+    rank: int
+    """The copy of the policy that all its calls are for: it knows how their prompts begin."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
         """See `Engine`."""
@@ -230,4 +269,4 @@ class StandingEngine:
     def _now(self) -> Engine:
         if self.desk.server is None:
             raise EngineLost("the engine is being started again")
-        return self.desk.server.engine
+        return self.desk.server.engines[self.rank]

@@ -3,6 +3,9 @@
 It starts its parts once, then takes plans from the store in order. A plan is a barrier: the engine holds the weights
 that it names before its first rollout starts, and its last one has ended before the next plan is looked at. Learner
 and workers meet in files only, so waiting for a plan is looking for it again and again; nothing else here polls.
+
+A rollout that the machine fails is run again, as if it had never been, up to a bound; then the failure is its record. A
+worker on whose host nothing can be done records no failures: it gives back what it has claimed, and ends.
 """
 
 from __future__ import annotations
@@ -12,22 +15,33 @@ import logging
 import os
 import signal
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
 
-from clawhpc.errors import ungrouped
+from clawhpc.errors import HostError, SandboxError, UserError, ungrouped
 from clawhpc.harness.base import Harness
 from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
-from clawhpc.records import GroupPlan, StepPlan, WorkerUsage
+from clawhpc.records import (
+    MACHINE_OUTCOMES,
+    FailedAttempt,
+    GroupPlan,
+    Outcome,
+    RolloutRecord,
+    StepPlan,
+    WorkerUsage,
+)
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
-from clawhpc.sandbox.open import open_sandbox
+from clawhpc.sandbox.open import check_sandbox, open_sandbox
 from clawhpc.store import (
     claim_group,
+    give_back,
     missing_samples,
     open_plans,
     publish_rollout,
@@ -56,7 +70,7 @@ def run_worker(spec: WorkerSpec, worker_id: str) -> signal.Signals | None:
 
 
 async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signals | None:
-    """Start the parts, work, stop the parts. Raises UserError or EngineError where they do not start."""
+    """Start the parts, work, stop the parts. Raises UserError, or HostError where they do not start here."""
     paths, cache_dir = RunPaths(Path(spec.run_root)), Path(spec.cache_dir)
     harnesses = {name: make_harness(name, one, cache_dir / "harness") for name, one in spec.harnesses.items()}
     for harness in harnesses.values():
@@ -105,7 +119,16 @@ class Worker:
         self._done: set[Path] = set()
 
     async def work(self) -> None:
-        """Take plans, in order, until the stop file is there or nothing has come for too long."""
+        """Take plans, in order, until the stop file is there or nothing has come for too long.
+
+        However this ends, what is claimed and not whole is free for others at once.
+        """
+        try:
+            await self._work()
+        finally:
+            self._give_back()
+
+    async def _work(self) -> None:
         stop, idle_since = self._paths.workers / self._id / STOP_FILE, anyio.current_time()
         while not stop.exists() and anyio.current_time() - idle_since < 60 * self._spec.worker.idle_min:
             worked = False
@@ -114,47 +137,82 @@ class Worker:
             if worked:
                 idle_since = anyio.current_time()
                 usage = WorkerUsage(own_cpu_s=time.process_time(), engine_cpu_s=self._desk.engine_cpu_s)
-                publish_usage(self._paths, self._id, usage)
+                await to_thread.run_sync(publish_usage, self._paths, self._id, usage)
             else:
                 await anyio.sleep(self._spec.worker.poll_s)
+
+    def _give_back(self) -> None:
+        """Where the store cannot be read or written, the campaign frees the claims of the dead."""
+        with suppress(OSError, UserError):
+            plans = open_plans(self._paths, self._done)
+            if given := sum(give_back(self._paths, plan, self._id) for plan in plans):
+                log.warning("worker %s on %s gives %d groups back", self._id, os.uname().nodename, given)
 
     async def _collect(self, plan: StepPlan) -> bool:
         """Collect the groups of `plan` that nobody else has; whether there was one.
 
         Before each rollout the engine is looked at. One that has died is started again; the rollouts under way wait.
+        The store is asked in threads: where its file system is slow, the proxy goes on answering.
         """
         claimed = 0
         async with anyio.create_task_group() as tasks:
-            for group in unsealed_groups(self._paths, plan):
-                if not claim_group(self._paths, group.key, self._id):
+            for group in await to_thread.run_sync(unsealed_groups, self._paths, plan):
+                if not await to_thread.run_sync(claim_group, self._paths, group.key, self._id):
                     continue
                 claimed += 1
                 await self._make_ready(plan)
-                for sample in missing_samples(self._paths, group):
+                for sample in await to_thread.run_sync(missing_samples, self._paths, group):
                     await self._slots.acquire()
                     await self._make_ready(plan)
                     tasks.start_soon(self._collect_sample, plan, group, sample)
-                self._seal_if_whole(group)
+                await to_thread.run_sync(self._seal_if_whole, group)
         return claimed > 0
 
     async def _make_ready(self, plan: StepPlan) -> None:
         await self._desk.make_ready(plan)
         ready = self._paths.workers / self._id / READY_FILE
         if not ready.exists():
-            write_atomic(ready, b"")
+            await to_thread.run_sync(write_atomic, ready, b"")
 
     async def _collect_sample(self, plan: StepPlan, group: GroupPlan, sample: int) -> None:
         """Run and publish one rollout; the last one of a group seals it."""
         try:
-            rollout = RolloutPlan(group=group, sample=sample, temperature=plan.temperature)
-            record = await run_rollout(rollout, self._parts(plan, group))
-            log.info("rollout %s: %s %s", record.rollout_id, record.outcome, record.detail)
+            record = await self._run(plan, group, sample)
             if record.unlisted:
                 log.info("rollout %s: request fields that no table lists: %s", record.rollout_id, dict(record.unlisted))
-            publish_rollout(self._paths, record)
-            self._seal_if_whole(group)
+            await to_thread.run_sync(publish_rollout, self._paths, record)
+            await to_thread.run_sync(self._seal_if_whole, group)
         finally:
             self._slots.release()
+
+    async def _run(self, plan: StepPlan, group: GroupPlan, sample: int) -> RolloutRecord:
+        """The rollout's last attempt, which knows of those before. HostError in place of a failure that is the host's.
+
+        Each attempt has a folder, a session and a deadline of its own, and the seed of the first: another one would
+        favour what does not make the machine fail.
+        """
+        rollout = RolloutPlan(group=group, sample=sample, temperature=plan.temperature)
+        failed: list[FailedAttempt] = []
+        while True:
+            record = await run_rollout(rollout, self._parts(plan, group))
+            log.info("rollout %s: %s %s", record.rollout_id, record.outcome, record.detail)
+            if record.outcome not in MACHINE_OUTCOMES:
+                break
+            if len(failed) + 1 >= self._spec.worker.max_attempts:
+                await self._check_host(record)
+                break
+            seconds = record.timings.wall_s
+            failed.append(FailedAttempt(outcome=record.outcome, detail=record.detail, seconds=seconds))
+            await self._make_ready(plan)
+        return replace(record, failed_attempts=tuple(failed))
+
+    async def _check_host(self, record: RolloutRecord) -> None:
+        """Raise HostError where no sandbox starts any more: every rollout would fail here, one after the other."""
+        if record.outcome is Outcome.SANDBOX_FAILED:
+            try:
+                await check_sandbox(self._sandbox)
+            except SandboxError as error:
+                raise HostError(f"sandboxes no longer start: {error}") from error
 
     def _seal_if_whole(self, group: GroupPlan) -> None:
         """Also for a group whose last sample was published by a worker that died before it could seal it."""

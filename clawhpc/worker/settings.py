@@ -28,15 +28,23 @@ class WorkerSettings:
     """Between two looks for a plan; more on a shared file system."""
     idle_min: float = 60.0
     """Without work for so long, a worker ends by itself."""
-    max_engine_starts: int = 3
+    max_attempts: int = 2
+    """How often one rollout is run that the machine fails. What fails by chance rarely does so twice; what fails twice
+    fails because of the task or the machine, and each attempt may cost a whole deadline.
+    """
+    max_failed_starts: int = 3
+    """How often in a row the engine may fail to start: then its host is bad, and the worker gives its work back."""
+    max_engine_starts: int = 6
     """How often the engine may be started in one plan: one that dies is started again, with the weights that its plan
-    names. More than the draws of one reply, so that a prompt that an engine dies of does not end the worker.
+    names. More than the draws of one reply in all attempts, so that a prompt that an engine dies of does not end the
+    worker.
     """
     strict_fields: bool = False
     """Refuse a request with a field that docs/protocols.md does not list. Else it is recorded, counted and ignored."""
 
     def __post_init__(self) -> None:
-        at_least(self, concurrency=1, max_output_tokens=1, poll_s=0.01, idle_min=0.1, max_engine_starts=1)
+        at_least(self, concurrency=1, max_output_tokens=1, poll_s=0.01, idle_min=0.1)
+        at_least(self, max_attempts=1, max_failed_starts=1, max_engine_starts=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from clawhpc.errors import UserError
+from clawhpc.errors import HostError
 from clawhpc.harness.registry import ADAPTERS
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.open import open_sandbox
@@ -94,7 +94,7 @@ async def test_the_doctor_tells_what_is_really_here(
 async def sandbox_works(kind: str, ledger: Ledger, cache_dir: Path) -> bool:
     try:
         await open_sandbox(SandboxSettings(kind=kind), ledger=ledger, cache_dir=cache_dir)  # type: ignore[arg-type]
-    except UserError:
+    except HostError:
         return False
     return True
 

@@ -110,6 +110,7 @@ function showVerdict(detail) {
   const parts = Object.entries(detail.breakdown);
   return [
     make("table", { class: "plain-table" }, parts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(value)))),
+      detail.failed_attempts.map((why, at) => make("tr", {}, make("th", {}, `attempt ${at + 1} failed`), make("td", {}, why))),
       Object.entries(detail.dropped_leaves).map(([rule, count]) => make("tr", {}, make("th", {}, `leaves dropped as ${rule}`), make("td", { class: "num" }, String(count)))),
       Object.entries(detail.overridden).map(([name, count]) => make("tr", {}, make("th", {}, `calls whose ${name} was overridden`), make("td", { class: "num" }, String(count)))),
       Object.entries(detail.unlisted).map(([name, count]) => make("tr", {}, make("th", {}, `calls with the unlisted field ${name}`), make("td", { class: "num" }, String(count)))),

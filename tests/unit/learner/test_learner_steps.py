@@ -15,7 +15,7 @@ from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings, LossSettings, Normaliser
 from clawhpc.learner.steps import StepBatch, build_rl_step, build_sft_step
-from clawhpc.records import CallRole, Outcome, RolloutRecord
+from clawhpc.records import CallRole, FailedAttempt, Outcome, RolloutRecord
 from clawhpc.tree.sequence import sequence_tree
 from tests.fakes.learner_trees import context, draw, plant
 from tests.fakes.records import make_group, make_record
@@ -76,6 +76,16 @@ def test_a_failure_of_the_machine_has_no_part_in_anything() -> None:
     with_failure, without = step([*sound, failed]), step(sound)
     assert weights_by_rollout(with_failure) == weights_by_rollout(without)
     assert with_failure.metrics["credit/discarded_rollouts"] == 1
+    assert with_failure.metrics["collect/failed_share"] == pytest.approx(1 / 3)
+    assert without.metrics["collect/failed_share"] == without.metrics["collect/retried_share"] == 0
+
+
+def test_what_the_machine_failed_at_first_trains_and_is_counted() -> None:
+    attempt = FailedAttempt(outcome=Outcome.SANDBOX_FAILED, detail="no room", seconds=1.0)
+    sound = [rollout("a", 0, 1.0), rollout("a", 1, 0.0)]
+    retried = [sound[0], replace(sound[1], failed_attempts=(attempt,))]
+    assert weights_by_rollout(step(retried)) == weights_by_rollout(step(sound))
+    assert step(retried).metrics["collect/retried_share"] == 0.5
 
 
 def test_a_record_that_is_text_only_is_refused_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:

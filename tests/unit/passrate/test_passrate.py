@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawhpc.passrate import paired_difference, pass_at_k, tabulate
-from clawhpc.records import RolloutRecord
+from clawhpc.records import FailedAttempt, Outcome, RolloutRecord
 from tests.fakes.records import make_group
 from tests.fakes.records import make_record as make_rollout
 
@@ -32,9 +33,15 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_pass(passed: list[bool], k: 
 def test_a_failed_rollout_counts_neither_way() -> None:
     records = [make_record("a", 0, 1.0), make_record("a", 1, 0.0), make_record("a", 2, None)]
     table = tabulate(records)
-    assert (table.num_rollouts, table.num_failed) == (2, 1)
+    assert (table.num_rollouts, table.num_failed, table.num_retried) == (2, 1, 0)
     assert table.pass_at_1.mean == 0.5
     assert set(table.pass_at_k) == {2}
+
+
+def test_a_rollout_that_the_machine_failed_at_first_counts_like_any_other_and_is_named() -> None:
+    attempt = FailedAttempt(outcome=Outcome.ENGINE_FAILED, detail="it died", seconds=1.0)
+    records = [make_record("a", 0, 1.0), replace(make_record("a", 1, 0.0), failed_attempts=(attempt,))]
+    assert (tabulate(records).num_rollouts, tabulate(records).num_retried) == (2, 1)
 
 
 def test_partial_credit_is_reward_but_no_pass() -> None:

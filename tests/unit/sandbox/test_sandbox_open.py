@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.errors import UserError
+from clawhpc.errors import ClawError, HostError, UserError
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.image import build_image
 from clawhpc.sandbox.open import open_sandbox
@@ -15,8 +15,10 @@ from clawhpc.sandbox.settings import SandboxSettings
 pytestmark = pytest.mark.anyio
 
 
-async def refusal(settings: SandboxSettings, ledger: Ledger, cache_dir: Path) -> str:
-    with pytest.raises(UserError) as caught:
+async def refusal(
+    settings: SandboxSettings, ledger: Ledger, cache_dir: Path, error: type[ClawError] = UserError
+) -> str:
+    with pytest.raises(error) as caught:
         await open_sandbox(settings, ledger=ledger, cache_dir=cache_dir)
     return str(caught.value)
 
@@ -36,7 +38,7 @@ async def test_a_missing_apptainer_says_where_to_read_on(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    message = await refusal(SandboxSettings(kind="apptainer"), ledger, tmp_path)
+    message = await refusal(SandboxSettings(kind="apptainer"), ledger, tmp_path, HostError)
     assert message == (
         "no sandbox works here. apptainer: not installed; ask your cluster for it, or see containers/README.md"
     )
@@ -49,7 +51,7 @@ async def test_where_neither_works_both_reasons_are_told(
         (tmp_path / name).write_text(f"#!/bin/sh\necho {name} may not make namespaces >&2; exit 1\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    message = await refusal(SandboxSettings(), ledger, tmp_path)
+    message = await refusal(SandboxSettings(), ledger, tmp_path, HostError)
     assert "apptainer did not start: apptainer may not make namespaces (exit code 1)" in message
     assert "bubblewrap did not start: bwrap may not make namespaces (exit code 1)" in message
     assert list(ledger.scratch.glob("run-*")) == []

@@ -10,7 +10,8 @@ import pytest
 
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
-from clawhpc.serve.checks import check_policy_folder, check_probe, check_vllm, check_window, read_shape
+from clawhpc.serve.checks import check_parallel, check_policy_folder, check_probe, check_vllm, check_window, read_shape
+from clawhpc.serve.settings import EngineSettings
 
 PROBE = Probe(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), tolerance=1e-3)
 
@@ -86,6 +87,25 @@ def test_a_window_that_the_configuration_does_not_tell_is_the_engines_to_judge(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8, **unknown}))
     check_window(tmp_path, read_shape(tmp_path), 32768)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tensor_parallel_size": 3}, r"engine\.tensor_parallel_size=3: .* has 8 attention heads"),
+        ({"data_parallel_size": 2}, r"engine\.data_parallel_size=2: .* has experts"),
+    ],
+)
+def test_a_policy_that_cannot_be_spread_over_gpus_is_refused_with_the_key(
+    tmp_path: Path, settings: dict[str, int], told: str
+) -> None:
+    shape = {"vocab_size": 8, "num_attention_heads": 8, "num_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    check_parallel(tmp_path, read_shape(tmp_path), EngineSettings(tensor_parallel_size=4))
+    with pytest.raises(UserError, match=told):
+        check_parallel(tmp_path, read_shape(tmp_path), EngineSettings(**settings))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8}))
+    check_parallel(tmp_path, read_shape(tmp_path), EngineSettings(**settings))
 
 
 def test_a_missing_vllm_is_told_with_the_commands_of_the_makefile(monkeypatch: pytest.MonkeyPatch) -> None:

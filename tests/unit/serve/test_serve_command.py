@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.serve.command import engine_arguments, engine_environment
+from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
 from clawhpc.serve.settings import EngineSettings
 
 SETTINGS = EngineSettings(max_model_len=2048, max_num_seqs=8, kv_cache_gib=0.25)
@@ -37,6 +37,25 @@ def test_settings_reach_the_engine() -> None:
     assert "--enforce-eager" not in arguments(EngineSettings(enforce_eager=False))
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_gpus_are_shared_out_as_vllm_calls_it(cpu: bool) -> None:
+    given = arguments(EngineSettings(tensor_parallel_size=2, data_parallel_size=4), cpu=cpu)
+    assert value(given, "--tensor-parallel-size") == "2"
+    assert value(given, "--data-parallel-size") == "4"
+
+
+def test_an_engine_on_a_cpu_is_one_process_where_one_is_enough() -> None:
+    assert value(arguments(), "--distributed-executor-backend") == "uni"
+    assert value(arguments(EngineSettings(tensor_parallel_size=2)), "--distributed-executor-backend") == "mp"
+
+
+def test_engines_on_one_host_do_not_look_for_the_same_ports() -> None:
+    """The variable would name the first one; and what they open nobody else is to reach."""
+    assert 'os.environ.pop("VLLM_PORT", None)' in PROGRAM
+    given = environment()
+    assert (given["VLLM_HOST_IP"], given["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+
+
 def test_memory_is_a_number_of_bytes_on_a_cpu_and_a_share_on_a_gpu() -> None:
     on_cpu, on_gpu = arguments(), arguments(EngineSettings(gpu_memory_utilization=0.4), cpu=False)
     assert value(on_cpu, "--kv-cache-memory-bytes") == str(1 << 28)
@@ -46,7 +65,7 @@ def test_memory_is_a_number_of_bytes_on_a_cpu_and_a_share_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_model_len": 1}, {"kv_cache_gib": 0}, {"gpu_memory_utilization": 1.5}, {"cpu_threads": 0}]
+    "wrong", [{"max_model_len": 1}, {"kv_cache_gib": 0}, {"gpu_memory_utilization": 1.5}, {"data_parallel_size": 0}]
 )
 def test_a_wrong_setting_is_refused_with_its_key(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):

@@ -45,6 +45,8 @@ class Script:
     faults: dict[str, Callable[[], Any]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     logprob: float = -1.0
+    stale_copy: str = ""
+    """One that still holds other weights."""
     deadlines: list[float] = field(default_factory=list)
     """Of each request, by the event loop's clock."""
 
@@ -54,19 +56,25 @@ class Script:
         if request.url.path in self.faults:
             return await self.faults[request.url.path]()
         if request.url.path == "/inference/v1/generate":
-            scored = [None, {"2": {"logprob": self.logprob}}]
+            stale = request.headers["X-data-parallel-rank"] == self.stale_copy
+            scored = [None, {"2": {"logprob": self.logprob - stale}}]
             choice = {"token_ids": [], "finish_reason": "stop"}
             return httpx2.Response(200, json={"choices": [choice], "usage": {}, "prompt_logprobs": scored})
         return httpx2.Response(200, json={"success": True})
 
 
-def server(script: Script, tmp_path: Path, process: Any = None, **settings: Any) -> PolicyServer:
+def server(
+    script: Script, tmp_path: Path, process: Any = None, *, num_copies: int = 1, **settings: Any
+) -> PolicyServer:
     transport = httpx2.MockTransport(script.answer)
     process, log = process or FakeProcess(), EngineLog(tmp_path / "log")
     log.path.write_text("ValueError: no memory\n")
     explain = partial(last_words, process, log)
-    engine = VllmEngine(Path("/run/e"), max_model_len=16, num_token_ids=10, transport=transport, explain=explain)
-    return PolicyServer(engine, process, EngineSettings(**settings), log)
+    engines = [
+        VllmEngine(Path("/run/e"), max_model_len=16, num_token_ids=10, rank=rank, transport=transport, explain=explain)
+        for rank in range(num_copies)
+    ]
+    return PolicyServer(engines, process, EngineSettings(**settings), log)
 
 
 @pytest.fixture
@@ -161,6 +169,23 @@ async def test_weights_that_the_probe_denies_draw_nothing_until_a_load_succeeds(
     script.logprob = -1.0
     await running.load(replace(policy, step=9))
     await running.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stale", ["0", "1"])
+async def test_one_copy_that_still_holds_other_weights_is_enough_to_refuse_them_all(
+    tmp_path: Path, policy: PolicyVersion, stale: str
+) -> None:
+    script = Script()
+    running = server(script, tmp_path, num_copies=2)
+    await running.load(policy)
+    assert script.asked == [*ORDER, ORDER[-1]], "weights are loaded once for all, and each copy is asked"
+    script.stale_copy = stale
+    with pytest.raises(EngineError, match="differ by 1"):
+        await running.load(replace(policy, step=8))
+    for engine in running.engines:
+        with pytest.raises(EngineError, match="step 8 did not load"):
+            await engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
 
 
 @pytest.mark.anyio

@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.records import Outcome
+from clawhpc.records import FailedAttempt, Outcome
 from clawhpc.view.detail import MAX_TEXT, TextTable, describe_rollout, split_text
 from clawhpc.view.summary import Row, choose_embedded, notices, short_number, summarise
 from tests.fakes.records import make_group, make_record
@@ -49,6 +49,22 @@ def test_failures_reencodings_and_metrics_that_never_move_are_noticed() -> None:
     assert found[1].startswith("3 replies in 1 rollouts were encoded again")
     assert found[2].endswith("they were ignored: seed, top_a.")
     assert [notice.split()[0] for notice in found[3:]] == ["No", "No"]
+
+
+def test_rollouts_that_were_run_again_are_noticed_when_they_are_many() -> None:
+    again = (Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED)
+    few = [make_row(number) for number in range(19)] + [dataclasses.replace(make_row(19), failed_attempts=again)]
+    assert notices(few, {}) == []
+    assert notices(few[10:], {}) == [
+        "1 of 10 rollouts were run again, because the machine had failed them: 1 sandbox failed, 1 engine failed."
+    ]
+
+
+def test_why_earlier_attempts_failed_is_told() -> None:
+    attempt = FailedAttempt(outcome=Outcome.SANDBOX_FAILED, detail="no room", seconds=1.0)
+    record = dataclasses.replace(make_record(make_group()), failed_attempts=(attempt,))
+    assert summarise(record).failed_attempts == (Outcome.SANDBOX_FAILED,)
+    assert describe_rollout(record, TextTable(), decode)["failed_attempts"] == ["sandbox_failed: no room"]
 
 
 def test_numbers_get_units() -> None:

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from clawhpc.engine.client import EngineLost, SamplingParams
-from clawhpc.errors import EngineError
+from clawhpc.errors import EngineError, HostError
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, ScriptedResponder
 from clawhpc.proxy.session import MAX_DRAWS
@@ -41,21 +41,38 @@ class FakeServer:
     well: bool = True
     cpu_s: float = 2.0
 
+    num_copies: int = 1
+    asked: list[int] = field(default_factory=list)
+    """Copies, one for each draw."""
+
     @property
     def engine(self) -> FakeServer:
         return self
 
+    @property
+    def engines(self) -> list[FakeCopy]:
+        return [FakeCopy(self, rank) for rank in range(self.num_copies)]
+
     async def load(self, policy: PolicyVersion) -> None:
         self.policy_step = policy.step
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
-        if not self.alive:
-            raise EngineLost("the engine is gone")
-        return draw(tuple(prompt_ids), (self.policy_step,), 1)
 
     async def recover(self) -> None:
         if not self.well:
             raise EngineLost("it answers 503")
+
+
+@dataclass
+class FakeCopy:
+    """One copy of its policy."""
+
+    server: FakeServer
+    rank: int
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        if not self.server.alive:
+            raise EngineLost("the engine is gone")
+        self.server.asked.append(self.rank)
+        return draw(tuple(prompt_ids), (self.server.policy_step,), 1)
 
 
 @dataclass
@@ -67,7 +84,8 @@ class FakeServe:
     """Servers of which something is left."""
     gate: anyio.Event | None = None
     """Starts wait for it."""
-    refuses: bool = False
+    num_failures: int = 0
+    """So many of the next starts fail."""
 
     @asynccontextmanager
     async def __call__(self, settings: EngineSettings, policy: PolicyVersion, **rest: Any) -> AsyncIterator[FakeServer]:
@@ -76,9 +94,10 @@ class FakeServe:
         try:
             if self.gate is not None:
                 await self.gate.wait()
-            if self.refuses:
+            if self.num_failures:
+                self.num_failures -= 1
                 raise EngineError("it did not start")
-            self.servers.append(FakeServer(policy.step))
+            self.servers.append(FakeServer(policy.step, num_copies=settings.data_parallel_size))
             yield self.servers[-1]
         finally:
             self.open -= 1
@@ -118,14 +137,16 @@ def write_policies(paths: RunPaths, *steps: int) -> None:
 
 
 @asynccontextmanager
-async def desk_of(tmp_path: Path, serve: FakeServe, **worker: Any) -> AsyncIterator[PolicyDesk]:
+async def desk_of(
+    tmp_path: Path, serve: FakeServe, engine: EngineSettings | None = None, **worker: Any
+) -> AsyncIterator[PolicyDesk]:
     """A desk, and nothing left of its engine afterwards."""
     spec = WorkerSpec(
         run_root=str(tmp_path),
         cache_dir=str(tmp_path),
         scratch_root=None,
         worker=replace(WorkerSettings(), **worker),
-        engine=EngineSettings(),
+        engine=engine or EngineSettings(),
         sandbox=SandboxSettings(),
         limits=Limits(deadline_s=60, reserve_s=10),
         harnesses={},
@@ -270,12 +291,57 @@ async def test_an_engine_that_does_not_come_back_is_told_to_those_who_wait(tmp_p
     async with desk_of(tmp_path, serve) as desk:
         await desk.make_ready(plan_of(0))
         serve.servers[0].alive = False
-        serve.refuses = True
+        serve.num_failures = 3
         with pytest.raises(EngineError, match="did not start"):
             await desk.recover()
-        serve.refuses = False
-        await desk.recover()
-        assert await draw_by(desk) == 0
+
+
+async def test_an_engine_that_fails_to_start_is_tried_again(tmp_path: Path) -> None:
+    """And what has failed counts in a row only."""
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        for step in range(3):
+            serve.num_failures = 2
+            await desk.make_ready(plan_of(0, step=step))
+            assert await draw_by(desk) == 0
+            serve.servers[-1].alive = False
+
+
+async def test_a_host_on_which_the_engine_fails_to_start_three_times_is_bad_and_stays_so(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe(num_failures=3)
+    async with desk_of(tmp_path, serve) as desk:
+        for _ in range(2):
+            with pytest.raises(HostError, match="failed to start 3 times in a row: it did not start"):
+                await desk.make_ready(plan_of(0))
+        assert serve.servers == []
+
+
+async def test_starts_that_nobody_waits_for_count_too(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe(num_failures=3)
+    async with desk_of(tmp_path, serve, max_failed_starts=2) as desk:
+        serve.gate = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.make_ready, plan_of(0))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        serve.gate.set()
+        with pytest.raises(HostError, match="2 times"):
+            await desk.make_ready(plan_of(0))
+
+
+async def test_a_rollout_stays_with_one_copy_of_the_policy_and_the_next_takes_the_next(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve, EngineSettings(data_parallel_size=2)) as desk:
+        await desk.make_ready(plan_of(0))
+        rollouts = [desk.responder(plan_of(0), plan_of(0).groups[0]) for _ in range(3)]
+        for responder in rollouts * 2:
+            assert isinstance(responder, PolicyResponder)
+            await responder.engine.generate((1,), SamplingParams(max_tokens=1), request_id="r")
+    assert serve.servers[0].asked == [0, 1, 0] * 2
 
 
 async def test_the_oracle_answers_a_capture_and_no_engine_starts(tmp_path: Path) -> None:

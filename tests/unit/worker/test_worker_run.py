@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,20 +12,36 @@ import anyio
 import pytest
 
 from clawhpc.engine.client import EngineLost
-from clawhpc.errors import EngineError
+from clawhpc.errors import (
+    BoundaryError,
+    ClawError,
+    EngineError,
+    HostError,
+    ProxyError,
+    SandboxError,
+    VerifierError,
+)
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
 from clawhpc.records import ExecResult, GroupPlan, Limits, Outcome, StepPlan
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
-from clawhpc.store import claim_group, open_plans, publish_plan, publish_rollout, read_rollouts, release_claims
+from clawhpc.store import (
+    claim_group,
+    claim_owner,
+    open_plans,
+    publish_plan,
+    publish_rollout,
+    read_rollouts,
+    release_claims,
+)
 from clawhpc.worker.run import Worker
 from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSettings, WorkerSpec
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine
 from tests.fakes.records import make_group, make_record
-from tests.fakes.rollout import FakeHarness, FakeSandbox, ask, hang, one_call
+from tests.fakes.rollout import FakeHarness, FakeSandbox, ask, hang, one_call, workspace_of
 
 pytestmark = pytest.mark.anyio
 
@@ -37,11 +55,12 @@ class FakeDesk:
     starts: list[int] = field(default_factory=list)
     """Policy steps, one for each call of `make_ready`."""
     max_starts: int = 100
+    end: ClawError = field(default_factory=lambda: EngineError("it has died too often"))
 
     async def make_ready(self, plan: StepPlan) -> None:
         self.starts.append(plan.policy_step)
         if len(self.starts) > self.max_starts:
-            raise EngineError("it has died too often")
+            raise self.end
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
         return policy(self.engine)
@@ -52,12 +71,14 @@ def plan_of(*tasks: str, step: int = 0, num_samples: int = 2) -> StepPlan:
     return StepPlan(phase="train", step=step, policy_step=step, temperature=0.5, groups=groups)
 
 
-def worker_of(tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None, *, concurrency: int = 2) -> Worker:
+def worker_of(
+    tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None, *, concurrency: int = 2, max_attempts: int = 1
+) -> Worker:
     spec = WorkerSpec(
         run_root=str(tmp_path / "run"),
         cache_dir=str(tmp_path),
         scratch_root=None,
-        worker=WorkerSettings(concurrency=concurrency, poll_s=0.01),
+        worker=WorkerSettings(concurrency=concurrency, poll_s=0.01, max_attempts=max_attempts),
         engine=EngineSettings(),
         sandbox=SandboxSettings(),
         limits=Limits(deadline_s=60.0, reserve_s=30.0, settle_s=0.1),
@@ -142,6 +163,117 @@ async def test_an_engine_that_dies_too_often_ends_the_worker(tmp_path: Path) -> 
     publish_plan(paths, plan_of("a", "b"))
     with pytest.RaisesGroup(EngineError), anyio.fail_after(60):
         await worker_of(tmp_path, desk).work()
+
+
+FAILURES: dict[Outcome, BoundaryError] = {
+    Outcome.SANDBOX_FAILED: SandboxError("no more user namespaces"),
+    Outcome.ENGINE_FAILED: EngineError("it draws nonsense"),
+    Outcome.PROXY_FAILED: ProxyError("it cannot record"),
+    Outcome.VERIFIER_FAILED: VerifierError("it hangs"),
+}
+
+
+def failing(times: int, error: BoundaryError) -> FakeSandbox:
+    """A machine that fails so many rollouts, after what was drawn in them."""
+    num_failed = 0
+
+    async def fail_or_not(command: SandboxCommand) -> ExecResult:
+        nonlocal num_failed
+        result = await one_call(command)
+        assert not list(workspace_of(command).rglob("*.left")), "what an earlier attempt has left"
+        (workspace_of(command) / "a.left").touch()
+        if num_failed < times:
+            num_failed += 1
+            raise error
+        return result
+
+    return FakeSandbox(fail_or_not)
+
+
+@pytest.mark.parametrize("outcome", FAILURES)
+async def test_a_rollout_that_the_machine_failed_is_run_again_as_if_it_had_never_been(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    plan = publish_plan(paths, plan_of("a", num_samples=1))
+    await work_through(paths, worker_of(tmp_path, desk, failing(1, FAILURES[outcome]), max_attempts=3))
+    (record,) = read_rollouts(paths)
+    assert (record.outcome, record.detail, record.num_attempts) == (Outcome.COMPLETED, "", 2)
+    (failed,) = record.failed_attempts
+    assert (failed.outcome, failed.detail) == (outcome, str(FAILURES[outcome]))
+    assert failed.seconds > 0
+    assert len(record.calls) == 1
+    first, second = desk.engine.requests
+    again = dataclasses.replace(second, request_id=first.request_id)
+    assert first == again, "with the same seed: what made the machine fail is not left out of the sample"
+    assert record.seed == plan.groups[0].seed
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+async def test_a_rollout_that_the_machine_fails_too_often_is_recorded_with_what_failed_it(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
+    publish_plan(paths, plan_of("a", num_samples=2))
+    await work_through(paths, worker_of(tmp_path, desk, failing(4, SandboxError("no room")), max_attempts=2))
+    records = list(read_rollouts(paths))
+    assert [(record.outcome, record.num_attempts) for record in records] == [(Outcome.SANDBOX_FAILED, 2)] * 2
+    assert {failed.detail for record in records for failed in record.failed_attempts} == {"no room"}
+
+
+async def test_what_the_policy_does_wrong_is_not_run_again(tmp_path: Path) -> None:
+    async def fail(command: SandboxCommand) -> ExecResult:
+        return dataclasses.replace(await one_call(command), exit_code=1)
+
+    paths = RunPaths(tmp_path / "run")
+    publish_plan(paths, plan_of("a"))
+    await work_through(paths, worker_of(tmp_path, FakeDesk(), FakeSandbox(fail), max_attempts=3))
+    assert [(record.outcome, record.num_attempts) for record in read_rollouts(paths)] == [(Outcome.HARNESS_EXIT, 1)] * 2
+
+
+async def bad_sandbox(command: SandboxCommand) -> ExecResult:
+    raise SandboxError("no more user namespaces")
+
+
+async def test_a_worker_whose_host_starts_no_sandbox_any_more_records_nothing_and_gives_its_groups_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would go through all that is planned, and fail it faster than others can do it."""
+    paths = RunPaths(tmp_path / "run")
+    plan = publish_plan(paths, plan_of("a", "b"))
+    with pytest.RaisesGroup(HostError, flatten_subgroups=True), anyio.fail_after(60):
+        await worker_of(tmp_path, FakeDesk(), FakeSandbox(bad_sandbox, bad_sandbox), max_attempts=2).work()
+    assert list(read_rollouts(paths)) == []
+    assert [claim_owner(paths, group.key) for group in plan.groups] == [None, None]
+    assert f"worker w0 on {os.uname().nodename} gives 2 groups back" in caplog.text
+
+
+async def test_a_worker_whose_host_starts_no_engine_keeps_what_is_done_and_gives_the_rest_back(tmp_path: Path) -> None:
+    paths, desk = RunPaths(tmp_path / "run"), FakeDesk(max_starts=5, end=HostError("three times"))
+    plan = publish_plan(paths, plan_of("a", "b"))
+    claim_group(paths, plan.groups[1].key, "other")
+    with pytest.RaisesGroup(HostError), anyio.fail_after(60):
+        publish_plan(paths, plan_of("c", step=1, num_samples=3))
+        await worker_of(tmp_path, desk, concurrency=1).work()
+    assert {record.key.task_id for record in read_rollouts(paths)} == {"a", "c"}
+    assert [claim_owner(paths, group.key) for group in plan.groups] == ["w0", "other"]
+    assert claim_owner(paths, plan_of("c", step=1).groups[0].key) is None
+
+
+async def test_a_worker_that_is_told_to_end_in_mid_rollout_gives_its_groups_back(tmp_path: Path) -> None:
+    started = anyio.Event()
+
+    async def start_and_hang(command: SandboxCommand) -> ExecResult:
+        started.set()
+        return await hang(command)
+
+    paths = RunPaths(tmp_path / "run")
+    plan = publish_plan(paths, plan_of("a"))
+    worker = worker_of(tmp_path, FakeDesk(), FakeSandbox(start_and_hang))
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.work)
+            await started.wait()
+            tasks.cancel_scope.cancel()
+    assert claim_owner(paths, plan.groups[0].key) is None
 
 
 async def test_groups_of_a_living_worker_are_left_to_it_and_taken_over_when_they_are_free(tmp_path: Path) -> None:
