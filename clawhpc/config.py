@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import hydra
 import msgspec
@@ -66,11 +67,16 @@ PATHS = (
     *("tasks.folder", "tasks.heldout", "sandbox.image"),
 )
 """The keys that hold paths."""
+OmegaConf.register_new_resolver("join", "+".join, replace=True)  # a list in a name: ${join:${harness.names}}
 LARGEST_INT = 2**63 - 1
 """In magnitude; what the JSON files of a run can hold."""
 EXIT_USER = 2
 EXIT_MACHINE = 1
 EXIT_INTERRUPTED = 130
+FAILED = "clawhpc: "
+"""What the one line begins with that says why a command has failed."""
+FORMER_TURN_S = 120.0
+"""For the process of a job's former turn to end, on another host, before the next turn goes on with its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
         check_mcp(ADAPTERS[name], (*tasks.train, *tasks.heldout))
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     with (
-        open_run(folder, msgspec.yaml.encode(config)) as paths,
+        open_run(folder, msgspec.yaml.encode(config), wait_s=former_turn_s()) as paths,
         Ledger.open(config.scratch_root()) as ledger,
         WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
     ):
@@ -213,7 +219,13 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
             ledger=ledger,
             tasks=tasks,
             harnesses=config.harness.names,
+            mix=config.tasks.mix,
         )
+
+
+def former_turn_s() -> float:
+    """How long to wait for a run that is in use: not at all, but in a job that Slurm has put back into the queue."""
+    return FORMER_TURN_S if "SLURM_RESTART_COUNT" in os.environ else 0.0
 
 
 def typed(cfg: DictConfig) -> RunConfig:
@@ -287,8 +299,7 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     def main() -> None:
         with one_line_errors():
             os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores from harnesses
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's way to say Ctrl-C
+            prepare_process()
             register_defaults()
             try:
                 command()
@@ -302,10 +313,23 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     return main
 
 
+def prepare_process() -> None:
+    """What is true of every command's process: its threads, and what ends it."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores from harnesses
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A batch system's way to say Ctrl-C. It may say it twice: the second must not cut short what the first began."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def register_defaults() -> None:
     """Give Hydra the defaults of the settings classes, on which conf/config.yaml builds."""
     defaults = OmegaConf.create(msgspec.to_builtins(RunConfig()))
-    for mapping in (defaults.credit.role_weights, defaults.launch.slurm.sbatch):
+    free = (defaults.credit.role_weights, defaults.launch.slurm.sbatch, defaults.launch.campaign.sbatch)
+    for mapping in free:
         OmegaConf.set_struct(mapping, False)  # its keys are the user's: Hydra takes those that it has not seen
     ConfigStore.instance().store(name="defaults", node=defaults)
 
@@ -344,8 +368,8 @@ def explain(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def fail(message: str, code: int) -> None:
+def fail(message: str, code: int) -> NoReturn:
     """End the program with one line for a person."""
     sys.stdout.flush()
-    print(f"clawhpc: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    print(f"{FAILED}{' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     raise SystemExit(code)

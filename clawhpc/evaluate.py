@@ -12,6 +12,7 @@ from rich.table import Table
 
 from clawhpc.config import RunConfig, entry_point, open_campaign
 from clawhpc.errors import UserError
+from clawhpc.job import as_campaign
 from clawhpc.passrate import PassTable, tabulate
 from clawhpc.store import write_atomic
 from clawhpc.tasks.sets import load_task_sets
@@ -44,16 +45,16 @@ def as_table(policy: Path, tables: dict[str, PassTable]) -> Table:
     """One row per harness; every number with its 95 % interval over tasks."""
     table = Table(title=f"{policy} (95 % intervals over tasks)")
     ks = sorted({k for passed in tables.values() for k in passed.pass_at_k})
-    for column in ("harness", "tasks", "rollouts", "failed", "reward", "pass@1", *(f"pass@{k}" for k in ks)):
+    for column in ("harness", "tasks", "rollouts", "failed", "retried", "reward", "pass@1", *(f"pass@{k}" for k in ks)):
         table.add_column(column)
     for harness, passed in tables.items():
-        counts = (passed.num_tasks, passed.num_rollouts, passed.num_failed)
+        counts = (passed.num_tasks, passed.num_rollouts, passed.num_failed, passed.num_retried)
         rates = (passed.mean_reward, passed.pass_at_1, *(passed.pass_at_k.get(k, "") for k in ks))
         table.add_row(harness, *map(str, counts), *map(str, rates))
     return table
 
 
-main = entry_point(evaluate)
+main = entry_point(as_campaign(evaluate))
 
 if __name__ == "__main__":
     main()

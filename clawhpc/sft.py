@@ -13,7 +13,8 @@ import msgspec
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.loop import cpu_by_part, make_plan
 from clawhpc.campaign.run import find_run, open_run
-from clawhpc.config import RunConfig, entry_point
+from clawhpc.config import RunConfig, entry_point, former_turn_s
+from clawhpc.job import as_campaign
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
@@ -36,7 +37,7 @@ def sft(config: RunConfig) -> None:
     if output.exists() and find_run(runs, content) is None:
         log.info("the policy %s is there already", read_policy(output).path)
         return
-    with open_run(runs, content) as paths:
+    with open_run(runs, content, wait_s=former_turn_s()) as paths:
         began, cpu_began_s = time.monotonic(), time.process_time()
         tasks = capture_tasks(config, paths.root / "tasks")
         records = capture(config, paths, tasks)
@@ -81,7 +82,7 @@ def teach(
     make_policy(config.cold_start, config.policy.shape, learner, book, folder=paths.root / "lessons", output=output)
 
 
-main = entry_point(sft)
+main = entry_point(as_campaign(sft))
 
 if __name__ == "__main__":
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clawhpc.config import RunConfig, entry_point, open_campaign
+from clawhpc.job import as_campaign
 from clawhpc.tasks.sets import load_task_sets
 
 
@@ -16,7 +17,7 @@ def train(config: RunConfig) -> None:
         campaign.run(config.learner_settings(), config.credit, policy)
 
 
-main = entry_point(train)
+main = entry_point(as_campaign(train))
 
 if __name__ == "__main__":
     main()

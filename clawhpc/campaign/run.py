@@ -12,14 +12,14 @@ from clawhpc.store import write_atomic
 
 
 @contextmanager
-def open_run(folder: Path, config: bytes) -> Iterator[RunPaths]:
+def open_run(folder: Path, config: bytes, *, wait_s: float = 0.0) -> Iterator[RunPaths]:
     """The unfinished run in `folder` with this very configuration, or a new one; nobody else has it within the block.
 
     So the same command goes on after a kill, and begins afresh after a run that has finished. UserError when another
-    process is at work on it, or where its file system cannot tell.
+    process is still at work on it after `wait_s`, or where its file system cannot tell.
     """
     paths = find_run(folder, config) or new_run(folder, config)
-    with alone(paths.lock, paths.root):
+    with alone(paths.lock, paths.root, wait_s=wait_s):
         yield paths
 
 

@@ -1,4 +1,4 @@
-"""Make a submitit executor from settings: `local` on this machine, `slurm` on a cluster; and submit with it."""
+"""Make a submitit executor from settings, for workers or for a campaign's own job; and submit with it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from clawhpc.errors import LaunchError, UserError
-from clawhpc.launch.settings import LaunchSettings, SlurmSettings
+from clawhpc.launch.settings import CampaignJobSettings, JobSettings, LaunchSettings
 from clawhpc.launch.states import SlurmStates
 
 JOB_NAME = "clawhpc"
+"""Of workers."""
+CAMPAIGN_NAME = "clawhpc-campaign"
+QUIET = "export SUBMITIT_LOG_LEVEL=ERROR"
+"""In the log of a campaign there is what the campaign says."""
 MAX_TIMEOUTS = 1_000_000
 """How often submitit puts a job back into the queue whose time was up; when to end is for the campaign to say."""
 NO_THROTTLE = 1_000_000
@@ -25,25 +29,45 @@ ALSO_OF_OTHERS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 
 def make_executor(settings: LaunchSettings, folder: Path) -> submitit.AutoExecutor:
-    """An executor that keeps its job files in `folder`. UserError where this cannot be done here.
+    """For workers: an executor that keeps its job files in `folder`. UserError where this cannot be done here.
 
     On Slurm it also makes submitit ask Slurm as often as `settings` say, for all jobs of this process.
     """
-    try:
-        if settings.cluster == "local":
-            executor = submitit.AutoExecutor(folder, cluster="local")
-        else:
-            executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=MAX_TIMEOUTS)
-            executor.update_parameters(**slurm_parameters(settings.slurm))
-            submitit.SlurmJob.watcher = SlurmStates(settings.slurm.watch_s)
-        executor.update_parameters(timeout_min=settings.timeout_min, name=JOB_NAME)
-    except RuntimeError as error:
-        raise UserError(f"launch.cluster={settings.cluster}: {error}") from error
+    if settings.cluster == "local":
+        executor = submitit.AutoExecutor(folder, cluster="local")
+    else:
+        executor = _slurm_executor(settings.slurm, folder)
+        executor.update_parameters(slurm_array_parallelism=settings.slurm.array_parallelism or NO_THROTTLE)
+        submitit.SlurmJob.watcher = SlurmStates(settings.slurm.watch_s)
+    executor.update_parameters(timeout_min=settings.timeout_min, name=JOB_NAME)
     return executor
 
 
-def slurm_parameters(settings: SlurmSettings) -> dict[str, Any]:
-    """What submitit calls the settings."""
+def campaign_executor(settings: CampaignJobSettings, num_nodes: int, folder: Path) -> submitit.AutoExecutor:
+    """For a campaign's own job: its one process is on the first of the nodes. UserError where there is no Slurm."""
+    executor = _slurm_executor(settings, folder)
+    executor.update_parameters(
+        timeout_min=settings.timeout_min,
+        name=CAMPAIGN_NAME,
+        nodes=num_nodes,
+        slurm_srun_args=["--nodes=1", "--ntasks=1", "--relative=0", *srun_arguments(settings)],
+        slurm_stderr_to_stdout=True,
+        slurm_setup=[*settings.setup, QUIET],
+    )
+    return executor
+
+
+def _slurm_executor(settings: JobSettings, folder: Path) -> submitit.AutoExecutor:
+    try:
+        executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=MAX_TIMEOUTS)
+    except RuntimeError as error:
+        raise UserError(f"launch.cluster=slurm: {error}") from error
+    executor.update_parameters(**slurm_parameters(settings))
+    return executor
+
+
+def slurm_parameters(settings: JobSettings) -> dict[str, Any]:
+    """What submitit calls the settings. Slurm puts a job back into the queue only if that was asked for."""
     return {
         "gpus_per_node": settings.gpus_per_node,
         "cpus_per_task": settings.cpus_per_task,
@@ -56,12 +80,17 @@ def slurm_parameters(settings: SlurmSettings) -> dict[str, Any]:
         "slurm_nodelist": settings.nodelist,
         "slurm_exclude": settings.exclude,
         "slurm_exclusive": settings.exclusive or None,
-        "slurm_array_parallelism": settings.array_parallelism or NO_THROTTLE,
         "slurm_signal_delay_s": settings.signal_delay_s,
-        "slurm_additional_parameters": dict(settings.sbatch),
-        "slurm_srun_args": list(settings.srun),
+        "slurm_additional_parameters": {"requeue": True, **settings.sbatch},
+        "slurm_srun_args": srun_arguments(settings),
         "slurm_setup": list(settings.setup),
     }
+
+
+def srun_arguments(settings: JobSettings) -> list[str]:
+    """Options of the srun in a job. Since Slurm 22.05 it no longer takes the number of CPUs from sbatch."""
+    cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
+    return [*cpus, *settings.srun]
 
 
 def submit(executor: submitit.AutoExecutor, tasks: Sequence[Callable[[], None]]) -> list[submitit.Job[None]]:

@@ -1,4 +1,4 @@
-"""How workers are started. Light to import."""
+"""What is asked of Slurm, and how workers are started. Light to import."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from clawhpc.errors import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmSettings:
-    """What Slurm is asked for, for each worker. What is None is the cluster's own default."""
+class JobSettings:
+    """What Slurm is asked for, for one job. What is None is the cluster's own default."""
 
     partition: str | None = None
     account: str | None = None
@@ -22,20 +22,33 @@ class SlurmSettings:
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
     mem_gb: float | None = None
+    """Of each node."""
     nodelist: str | None = None
     exclude: str | None = None
     exclusive: bool = False
     """Nobody else on the node."""
-    array_parallelism: int | None = None
-    """Workers that run at the same time, of all that are in the queue; None for all of them."""
     signal_delay_s: int = 90
-    """So long before its time is up a worker goes back into the queue, under the same id."""
+    """So long before its time is up a job ends what it does, and goes back into the queue."""
     sbatch: dict[str, str | int | bool] = field(default_factory=dict)
-    """Any other option of sbatch, by its long name: `{reservation: maint, nice: 100, requeue: true}`."""
+    """Any other option of sbatch, by its long name: `{reservation: maint, nice: 100}`."""
     srun: tuple[str, ...] = ()
-    """Options of the srun that starts a worker: `[--container-image=/images/clawhpc.sqsh, --mpi=none]`."""
+    """Options of the srun that starts it: `[--container-image=/images/clawhpc.sqsh, --mpi=none]`."""
     setup: tuple[str, ...] = ()
     """Lines of shell before that: `[module load cuda]`."""
+
+    def __post_init__(self) -> None:
+        at_least(self, signal_delay_s=1)
+        for name, least in {"gpus_per_node": 0, "cpus_per_task": 1, "mem_gb": 0.1}.items():
+            if getattr(self, name) is not None:
+                at_least(self, **{name: least})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSettings(JobSettings):
+    """What Slurm is asked for, for each worker, and how often."""
+
+    array_parallelism: int | None = None
+    """Workers that run at the same time, of all that are in the queue; None for all of them."""
     watch_s: float = 10.0
     """Between two questions to Slurm who lives."""
     lease_s: float = 120.0
@@ -44,18 +57,30 @@ class SlurmSettings:
     """
 
     def __post_init__(self) -> None:
-        at_least(self, signal_delay_s=1, watch_s=0.1, lease_s=1)
-        for name in ("gpus_per_node", "cpus_per_task", "mem_gb", "array_parallelism"):
-            if getattr(self, name) is not None:
-                at_least(self, **{name: 0 if name == "gpus_per_node" else 0.1 if name == "mem_gb" else 1})
+        super().__post_init__()
+        at_least(self, watch_s=0.1, lease_s=1)
+        if self.array_parallelism is not None:
+            at_least(self, array_parallelism=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignJobSettings(JobSettings):
+    """What Slurm is asked for, for the job of the campaign itself: the learner's GPUs, on `learner.num_nodes` nodes."""
+
+    timeout_min: int = 1440
+    """Wall-clock limit. The job then waits in the queue for its next turn, and goes on with its run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, timeout_min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
-    """How workers are started."""
+    """How workers, and on a cluster the campaign, are started."""
 
     cluster: Literal["local", "slurm"] = "local"
-    """`local`: processes of this machine; `slurm`: batch jobs, an array of them."""
+    """`local`: processes of this machine; `slurm`: batch jobs, one for the campaign and an array for its workers."""
     num_workers: int = 1
     """Allocations that collect rollouts at the same time, each with an engine of its own."""
     timeout_min: int = 1440
@@ -65,6 +90,7 @@ class LaunchSettings:
     itself: preempted, on a node that failed.
     """
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
+    campaign: CampaignJobSettings = field(default_factory=CampaignJobSettings)
 
     def __post_init__(self) -> None:
         at_least(self, num_workers=1, timeout_min=1, max_restarts=0)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from submitit.slurm.slurm import SlurmInfoWatcher
+
+from clawhpc.errors import LaunchError
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,8 @@ ASK_S = 60.0
 """For Slurm to answer; its own commands give up sooner."""
 NO_ACCOUNTS = "accounting storage is disabled"
 """What sacct says then."""
+UNKNOWN_JOB = "invalid job id"
+"""What scontrol says of a job that the controller has forgotten."""
 GONE = "GONE"
 """Our word for the state of a job that the queue has forgotten."""
 ENDED = (
@@ -91,6 +97,74 @@ class SlurmStates(SlurmInfoWatcher):
         rows = [line.split("|") for line in answer.stdout.splitlines()[1:]]
         known = {job_id: {"State": state, "NodeList": nodes} for job_id, state, nodes in rows}
         return {job_id: known.get(job_id, {"State": GONE, "NodeList": ""}) for job_id in job_ids}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """One job, by Slurm's word."""
+
+    name: str = ""
+    """Empty where only the accounts know it."""
+    state: str = GONE
+    reason: str = ""
+    """Why it waits: `Priority`, `Resources`, `BeginTime`."""
+    nodes: str = ""
+    exit_code: int = 0
+    """As a shell gives it: 128 + n for signal n."""
+
+    @property
+    def ended(self) -> bool:
+        """It does not come back."""
+        return is_in(self.state, ENDED)
+
+    def __str__(self) -> str:
+        where = f" on {self.nodes}" if self.nodes and not is_in(self.state, WAITING) else ""
+        why = f" ({self.reason})" if self.reason and is_in(self.state, WAITING) else ""
+        return f"{self.state}{where}{why}"
+
+
+def look_up(job_id: str) -> JobStatus:
+    """One job: what the controller says of it, or, when it has forgotten it, the accounts. LaunchError where no answer
+    can be had.
+    """
+    try:
+        answer = run(["scontrol", "show", "job", "--oneliner", job_id])
+        if answer.returncode == 0:
+            return _status(answer.stdout)
+        if UNKNOWN_JOB in answer.stderr.lower():
+            return _in_accounts(job_id)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"Slurm does not say how job {job_id} is: {error}") from error
+    raise LaunchError(f"Slurm does not say how job {job_id} is: {answer.stderr.strip()}")
+
+
+def _status(told: str) -> JobStatus:
+    """From `scontrol show job`, a line of `Name=value`; what a user has given, a comment say, may look like others."""
+    values: dict[str, str] = {}
+    for name, value in re.findall(r"(?<!\S)(\w+)=(\S*)", told):
+        values.setdefault(name, value)
+    known = {name: value for name, value in values.items() if value not in ("(null)", "None")}
+    return JobStatus(
+        name=known.get("JobName", ""),
+        state=known["JobState"],
+        reason=known.get("Reason", ""),
+        nodes=known.get("NodeList", ""),
+        exit_code=_exit_code(known.get("ExitCode", "0:0")),
+    )
+
+
+def _in_accounts(job_id: str) -> JobStatus:
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State,ExitCode", f"--jobs={job_id}"]
+    answer = run(command)
+    rows = answer.stdout.split("\n")[0].split("|")
+    if answer.returncode or len(rows) < 2:
+        return JobStatus()  # nobody remembers it
+    return JobStatus(state=rows[0], exit_code=_exit_code(rows[1]))
+
+
+def _exit_code(told: str) -> int:
+    code, _, signal = told.partition(":")
+    return 128 + int(signal) if signal not in ("", "0") else int(code)
 
 
 def state_in(found: dict[str, dict[str, str]], job_id: str) -> str:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import submitit
 
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.executor import make_executor, outside_of_jobs, submit
-from clawhpc.launch.settings import LaunchSettings, SlurmSettings
+from clawhpc.launch.settings import CampaignJobSettings, LaunchSettings, SlurmSettings
+from tests.fakes.sbatch import fake_sbatch, read_script
 
 GOLDEN = """\
 #!/bin/bash
@@ -43,8 +43,8 @@ module load cuda
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --container-image=/i.sqsh PYTHON
-"""
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err SRUN PYTHON FOLDER
+""".replace("SRUN", "--cpus-per-task=16 --container-image=/i.sqsh")
 SETTINGS = SlurmSettings(
     partition="gpu",
     account="mine",
@@ -57,7 +57,7 @@ SETTINGS = SlurmSettings(
     exclusive=True,
     array_parallelism=2,
     signal_delay_s=120,
-    sbatch={"nice": 100, "requeue": True},
+    sbatch={"nice": 100},
     srun=("--container-image=/i.sqsh",),
     setup=("module load cuda",),
 )
@@ -69,25 +69,15 @@ def nothing() -> None:
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where an `sbatch` that takes everything puts the last script and the environment that it got."""
-    taken = tmp_path / "taken"
-    (tmp_path / "sbatch").write_text(f'#!/bin/sh\ncp "$1" {taken}; env >{taken}.env; echo Submitted batch job 41\n')
-    (tmp_path / "srun").touch()
-    for name in ("sbatch", "srun"):
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(submitit.SlurmJob, "watcher", submitit.SlurmJob.watcher)
-    return taken
+    """Where what the last `sbatch` was given is."""
+    return fake_sbatch(tmp_path, monkeypatch)
 
 
 def test_the_script_for_sbatch_is_golden(sbatch: Path, tmp_path: Path) -> None:
     settings = LaunchSettings(cluster="slurm", timeout_min=720, slurm=SETTINGS)
     jobs = submit(make_executor(settings, tmp_path / "jobs"), [nothing] * 3)
     assert [job.job_id for job in jobs] == ["41_0", "41_1", "41_2"]
-    script = sbatch.read_text().replace(str(tmp_path / "jobs"), "FOLDER")
-    python = script.rstrip().rpartition("sqsh ")[2]
-    assert python.endswith("-u -m submitit.core._submit FOLDER")
-    assert script.replace(python, "PYTHON") == GOLDEN
+    assert read_script(sbatch, tmp_path / "jobs") == GOLDEN
 
 
 def test_what_is_not_set_is_left_to_the_cluster(sbatch: Path, tmp_path: Path) -> None:
@@ -137,3 +127,9 @@ def test_what_sbatch_refuses_is_told_in_its_own_words(sbatch: Path, tmp_path: Pa
 def test_settings_out_of_their_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*at least"):
         SlurmSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"timeout_min": 0}, {"signal_delay_s": 0}, {"cpus_per_task": 0}])
+def test_so_are_those_of_the_campaigns_own_job(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*at least"):
+        CampaignJobSettings(**wrong)  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.launch.states import SlurmStates
+from clawhpc.errors import LaunchError
+from clawhpc.launch.states import JobStatus, SlurmStates, look_up
 
 HEAD = "JobID|State|NodeList"
 DISABLED = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
@@ -115,3 +116,51 @@ def test_while_slurm_does_not_answer_what_it_said_last_stands(
     states.update()
     assert now(states, "7") == ("RUNNING", False)
     assert "Slurm does not say" in caplog.text
+
+
+SCONTROL = (
+    "JobId=7 JobName=clawhpc-campaign UserId=me(1000) JobState={state} Reason={reason} Requeue=1 ExitCode={code} "
+    "ReqNodeList=n9 NodeList={nodes} Comment=a JobState=b"
+)
+FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "nodes", "code", "said"),
+    [
+        ("PENDING", "Resources", "(null)", "0:0", ("PENDING (Resources)", False, 0)),
+        ("PENDING", "BeginTime", "n1", "0:15", ("PENDING (BeginTime)", False, 143)),
+        ("RUNNING", "None", "n[1-2]", "0:0", ("RUNNING on n[1-2]", False, 0)),
+        ("COMPLETING", "None", "n1", "0:0", ("COMPLETING on n1", False, 0)),
+        ("FAILED", "NonZeroExitCode", "n1", "2:0", ("FAILED on n1", True, 2)),
+    ],
+)
+def test_a_jobs_state_is_the_controllers_word(
+    commands: Callable[..., Path], state: str, reason: str, nodes: str, code: str, said: tuple[str, bool, int]
+) -> None:
+    commands(scontrol=f"echo '{SCONTROL.format(state=state, reason=reason, nodes=nodes, code=code)}'")
+    status = look_up("7")
+    assert (str(status), status.ended, status.exit_code) == said
+    assert status.name == "clawhpc-campaign"
+
+
+@pytest.mark.parametrize(
+    ("sacct", "expected"),
+    [
+        ("echo 'CANCELLED by 0|0:15'", JobStatus(state="CANCELLED by 0", exit_code=143)),
+        ("echo", JobStatus(state="GONE")),
+        (DISABLED, JobStatus(state="GONE")),
+    ],
+)
+def test_of_a_job_that_the_controller_has_forgotten_the_accounts_say_how_it_ended(
+    commands: Callable[..., Path], sacct: str, expected: JobStatus
+) -> None:
+    commands(scontrol=FORGOTTEN, sacct=sacct)
+    assert look_up("7") == expected
+    assert look_up("7").ended
+
+
+def test_that_slurm_does_not_answer_is_no_state(commands: Callable[..., Path]) -> None:
+    commands(scontrol="echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(LaunchError, match="job 7 is: Unable to contact slurm controller"):
+        look_up("7")

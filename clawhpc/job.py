@@ -1,0 +1,99 @@
+"""A command as a campaign: here, or as a job of Slurm that this terminal follows.
+
+The job runs `python -m clawhpc.job NAME FILE`: the command on the configuration as it was when it was submitted,
+whatever has become of the files that it came from.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from clawhpc.config import (
+    EXIT_INTERRUPTED,
+    EXIT_MACHINE,
+    FAILED,
+    RunConfig,
+    fail,
+    one_line_errors,
+    prepare_process,
+    start_log,
+)
+from clawhpc.launch.campaign import SubmittedCampaign, submit_campaign
+from clawhpc.launch.follow import follow
+from clawhpc.launch.states import JobStatus
+from clawhpc.store import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+def as_campaign(task: Callable[[RunConfig], None]) -> Callable[[RunConfig], None]:
+    """`task`, which with `launch=slurm` runs in a job of its own; in a job already, it runs right there.
+
+    `task` bears the name of its module: clawhpc.train.train.
+    """
+
+    @functools.wraps(task)
+    def run(config: RunConfig) -> None:
+        if config.launch.cluster == "slurm" and "SLURM_JOB_ID" not in os.environ:
+            submit_and_follow(task.__name__, config)
+        else:
+            task(config)
+
+    return run
+
+
+def submit_and_follow(name: str, config: RunConfig) -> None:
+    """Show the job of this very configuration until it ends, and end as it does."""
+    follow_to_the_end(submit_job(name, config), config.launch.slurm.watch_s)
+
+
+def follow_to_the_end(job: SubmittedCampaign, watch_s: float) -> None:
+    """SystemExit, with its exit code and why, unless it has done its work. Ctrl-C leaves it alone."""
+    log.info("job %s %s; its log is %s", job.job_id, "is submitted" if job.is_new else "is there already", job.log)
+    log.info("Ctrl-C leaves it to itself; `scancel %s` ends it", job.job_id)
+    try:
+        status, last_line = follow(job, watch_s)
+    except KeyboardInterrupt:
+        again = f"the same command shows its log again, `scancel {job.job_id}` ends it"
+        fail(f"job {job.job_id} goes on: {again}", EXIT_INTERRUPTED)
+    if status.state != "COMPLETED":
+        fail(explain_end(job, status, last_line), status.exit_code or EXIT_MACHINE)
+
+
+def submit_job(name: str, config: RunConfig) -> SubmittedCampaign:
+    """The job of this configuration, with all of its files in a folder of its own beside the runs."""
+    content = msgspec.yaml.encode(config)
+    digest = hashlib.sha256(content).hexdigest()[:8]
+    folder = Path(config.run.root) / "jobs" / f"{name}-{config.run.name}-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "config.yaml", content)
+    command = (sys.executable, "-m", "clawhpc.job", name, str(folder / "config.yaml"))
+    return submit_campaign(config.launch.campaign, config.learner.num_nodes, folder, command)
+
+
+def explain_end(job: SubmittedCampaign, status: JobStatus, last_line: str) -> str:
+    """Why a job has not done its work: in its own words if it had any."""
+    why = last_line.removeprefix(FAILED) + ": " if last_line.startswith(FAILED) and status.state == "FAILED" else ""
+    return f"{why}job {job.job_id}: {status}; its log is {job.log}"
+
+
+def main(name: str, file: str) -> None:
+    """Run a command in its job."""
+    with one_line_errors():
+        prepare_process()
+        task = getattr(importlib.import_module(f"clawhpc.{name}"), name)
+        start_log()
+        task(msgspec.yaml.decode(Path(file).read_bytes(), type=RunConfig))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,134 @@
+"""A campaign as a job of Slurm: what it runs, how it is submitted, and how the same one is found again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from submitit.core.utils import JobPaths
+from submitit.helpers import DelayedSubmission
+
+from clawhpc.errors import LaunchError
+from clawhpc.launch.executor import CAMPAIGN_NAME, campaign_executor, submit
+from clawhpc.launch.settings import CampaignJobSettings
+from clawhpc.launch.states import look_up
+from clawhpc.lock import alone
+
+log = logging.getLogger(__name__)
+
+SUBMIT_S = 120.0
+"""For another command that is submitting the very same campaign to be done; sbatch itself gives up sooner."""
+DEAF_TO_REQUEUE = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
+"""Before the command: Slurm sends the signal to every process of a job, and would end all but the one that knows it."""
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
+"""Exit codes of a command that was told to end, as Popen has them."""
+KILL_S = 10.0
+"""For the kernel to end a process."""
+
+
+class CampaignJob:
+    """What submitit runs: a command, until it ends, whose exit code is the job's.
+
+    When Slurm wants its place back, the command is ended first, and with it all that it has started; then the job goes
+    back into the queue, and its next turn begins the same command.
+    """
+
+    def __init__(self, command: Sequence[str], end_s: float) -> None:
+        """`end_s`: for the command to end by itself when it is told to."""
+        self._command = tuple(command)
+        self._end_s = end_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> None:
+        """Return when the command has succeeded; else SystemExit, with its exit code."""
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout, force=True)
+        self._process = subprocess.Popen([*DEAF_TO_REQUEUE, *self._command])
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # `wait` is for `checkpoint`, meanwhile
+        code = self._process.wait()
+        if code in INTERRUPTED and _is_running(os.environ["SLURM_JOB_ID"]):
+            log.info("told to end by a job that Slurm has not ended: it is about to be preempted")
+            signal.raise_signal(signal.SIGUSR2)
+        if code:
+            raise SystemExit(code if code > 0 else 128 - code)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called by submitit at USR2, before it puts the job back into the queue."""
+        log.info("Slurm wants its place back: the campaign ends, and goes on in the next turn of its job")
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(self._end_s)
+            except subprocess.TimeoutExpired:
+                log.warning("the campaign has not ended in %.0f s, and is killed", self._end_s)
+                self._process.kill()
+                self._process.wait(KILL_S)
+        return DelayedSubmission(CampaignJob(self._command, self._end_s))
+
+
+def _is_running(job_id: str) -> bool:
+    """By Slurm's word: not cancelled, out of time, or requeued already."""
+    with suppress(LaunchError):
+        return look_up(job_id).state == "RUNNING"
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedCampaign:
+    """A campaign's job that is queued or runs."""
+
+    job_id: str
+    folder: Path
+    is_new: bool
+    """It was submitted just now."""
+
+    @property
+    def log(self) -> Path:
+        """All that it says, in every one of its turns."""
+        return Path(JobPaths(self.folder, self.job_id).stdout)
+
+
+def submit_campaign(
+    settings: CampaignJobSettings, num_nodes: int, folder: Path, command: Sequence[str]
+) -> SubmittedCampaign:
+    """The job that runs `command`: the one in `folder` that is still queued or runs, else a new one.
+
+    `folder` is for this one command, on a file system that its nodes share. However many ask at once, one is submitted.
+    """
+    with alone(folder / "submit.lock", folder, wait_s=SUBMIT_S):
+        former = newest_job(folder)
+        if former is not None and is_alive(former):
+            return SubmittedCampaign(job_id=former, folder=folder, is_new=False)
+        executor = campaign_executor(settings, num_nodes, folder)
+        with deaf_to_interrupts():
+            (job,) = submit(executor, [CampaignJob(command, end_s=settings.signal_delay_s / 2)])
+        return SubmittedCampaign(job_id=job.job_id, folder=folder, is_new=True)
+
+
+def newest_job(folder: Path) -> str | None:
+    """Id of the job that was submitted last."""
+    ids = [int(path.name.partition("_")[0]) for path in folder.glob("[0-9]*_submission.sh")]
+    return str(max(ids)) if ids else None
+
+
+def is_alive(job_id: str) -> bool:
+    """A campaign with this id is queued or runs; ids come round again."""
+    status = look_up(job_id)
+    return status.name == CAMPAIGN_NAME and not status.ended
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Within the block, Ctrl-C and SIGTERM come to nothing, here and in what is started: nothing is half submitted."""
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,24 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=mine
+#SBATCH --array=0-2%3
+#SBATCH --cpus-per-task=16
+#SBATCH --error=FOLDER/%A_%a_0_log.err
+#SBATCH --gpus-per-node=1
+#SBATCH --job-name=clawhpc
+#SBATCH --mem=64GB
+#SBATCH --nodes=1
+#SBATCH --open-mode=append
+#SBATCH --output=FOLDER/%A_%a_0_log.out
+#SBATCH --partition=batch
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=1440
+#SBATCH --wckey=submitit
+
+# setup
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=16 --container-image=/images/clawhpc.sqsh --container-mounts=/home,/scratch --no-container-mount-home PYTHON FOLDER

@@ -1,0 +1,26 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=mine
+#SBATCH --constraint=h200
+#SBATCH --cpus-per-task=16
+#SBATCH --gres=gpu:h200:1
+#SBATCH --job-name=clawhpc-campaign
+#SBATCH --mem=64GB
+#SBATCH --nodes=2
+#SBATCH --open-mode=append
+#SBATCH --output=FOLDER/%j_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --qos=long
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=2880
+#SBATCH --wckey=submitit
+
+# setup
+module load cuda
+export SUBMITIT_LOG_LEVEL=ERROR
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output FOLDER/%j_%t_log.out --nodes=1 --ntasks=1 --relative=0 --cpus-per-task=16 PYTHON FOLDER
