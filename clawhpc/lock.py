@@ -25,10 +25,17 @@ def alone(lock: Path, what: object, *, wait_s: float = 0.0) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+") as file:
         _take(file, what, time.monotonic() + wait_s)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
+        _sign(file, lock)
         yield
+
+
+def _sign(file: IO[str], lock: Path) -> None:
+    """Unbuffered: what a full disk does not take must not be tried again when the file is closed."""
+    try:
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(lock)) from error
 
 
 def _take(file: IO[str], what: object, until: float) -> None:

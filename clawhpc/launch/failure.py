@@ -65,7 +65,14 @@ def read_failure(folder: Path) -> Failure | None:
     try:
         return msgspec.json.decode((folder / FAILURE_FILE).read_bytes(), type=Failure)
     except (FileNotFoundError, msgspec.MsgspecError):
-        trial = folder / f"{FAILURE_FILE}.trial"
+        _try_to_write(folder)
+        return None
+
+
+def _try_to_write(folder: Path) -> None:
+    trial = folder / f"{FAILURE_FILE}.trial"
+    try:
         write_atomic(trial, bytes(TRIAL_BYTES))
         trial.unlink()
-        return None
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(folder)) from error

@@ -27,7 +27,7 @@ from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion
 from clawhpc.serve.checks import check_parallel, check_policy_folder, check_probe, check_vllm, check_window, read_shape
-from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
+from clawhpc.serve.command import engine_arguments, engine_environment, engine_program
 from clawhpc.serve.log import EngineLog
 from clawhpc.serve.process import running, session_cpu_s
 from clawhpc.serve.settings import EngineSettings
@@ -185,7 +185,7 @@ async def serve_policy(
         variables = engine_environment(settings, scratch=scratch, cache_dir=cache_dir, cpu=cpu) | environment
         async with (
             running(
-                [sys.executable, "-c", PROGRAM, *arguments],
+                [sys.executable, "-c", engine_program(settings), *arguments],
                 environment=variables,
                 folder=scratch,
                 log=log,

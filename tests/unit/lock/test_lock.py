@@ -13,6 +13,7 @@ import pytest
 from clawhpc.campaign.run import open_run
 from clawhpc.errors import UserError
 from clawhpc.lock import alone
+from tests.fakes.disk import largest_file
 
 
 def test_a_lock_that_is_held_names_its_holder_and_is_free_afterwards(tmp_path: Path) -> None:
@@ -47,6 +48,14 @@ def test_a_wait_has_an_end(tmp_path: Path) -> None:
         pytest.raises(UserError, match="in use"),
         alone(tmp_path / "lock", "it", wait_s=0.2),
     ):
+        pass
+
+
+def test_a_lock_that_does_not_fit_on_the_disk_is_named_and_free_again(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with largest_file(0), pytest.raises(OSError, match=r"File too large: '.*lock'"), alone(lock, "it"):
+        pass
+    with alone(lock, "it"):
         pass
 
 

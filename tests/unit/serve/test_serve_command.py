@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.serve.command import PROGRAM, engine_arguments, engine_environment
+from clawhpc.serve.command import engine_arguments, engine_environment, engine_program
 from clawhpc.serve.settings import EngineSettings
 
 SETTINGS = EngineSettings(max_model_len=2048, max_num_seqs=8, kv_cache_gib=0.25)
@@ -51,9 +51,14 @@ def test_an_engine_on_a_cpu_is_one_process_where_one_is_enough() -> None:
 
 def test_engines_on_one_host_do_not_look_for_the_same_ports() -> None:
     """The variable would name the first one; and what they open nobody else is to reach."""
-    assert 'os.environ.pop("VLLM_PORT", None)' in PROGRAM
+    assert 'os.environ.pop("VLLM_PORT", None)' in engine_program(SETTINGS)
     given = environment()
     assert (given["VLLM_HOST_IP"], given["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+
+
+def test_workers_that_share_memory_share_none_with_the_host() -> None:
+    assert "have_own_shared_memory()" in engine_program(EngineSettings(tensor_parallel_size=2))
+    assert "have_own_shared_memory" not in engine_program(SETTINGS)
 
 
 def test_memory_is_a_number_of_bytes_on_a_cpu_and_a_share_on_a_gpu() -> None:
