@@ -33,7 +33,7 @@ from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, RolloutRecord, StepPlan, TaskSpec
 from clawhpc.store import read_rollouts, read_usage, write_atomic
-from clawhpc.tasks.mix import plan_groups
+from clawhpc.tasks.mix import Mix, check_mix, plan_groups
 from clawhpc.tasks.sets import TaskSets
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Campaign:
         ledger: Ledger,
         tasks: TaskSets,
         harnesses: Sequence[str],
+        mix: Mix,
     ) -> None:
         """Evaluates on the held-out `tasks`, all of them: see `choose_heldout`."""
         self._cpu_began_s = time.process_time()
@@ -61,10 +62,12 @@ class Campaign:
         self._tasks = {task.task_id: task for task in tasks.train}
         self._heldout = tasks.heldout
         self._harnesses = harnesses
+        self._mix = mix
 
     def run(self, learner: LearnerSettings, credit: CreditSettings, policy: PolicySource) -> None:
         """Evaluate `policy`, train it, evaluate what came of it. UserError when there are too few tasks for a step."""
-        check_groups(self._settings, len(self._tasks), len(self._harnesses))
+        if self._settings.num_steps:
+            check_mix(self._mix, self._settings.groups_per_step, len(self._tasks), len(self._harnesses))
         from clawhpc.learner.callbacks import wandb_run  # torch: not before it is needed
         from clawhpc.learner.trainer import LearnerPaths, check_devices, fit_rl
 
@@ -134,6 +137,7 @@ class Campaign:
         pairs = plan_groups(
             list(self._tasks),
             self._harnesses,
+            self._mix,
             step=step,
             num_groups=self._settings.groups_per_step,
             seed=self._settings.seed,
@@ -195,15 +199,6 @@ def seconds_trained(paths: RunPaths, step: int) -> float:
     with paths.metrics_csv.open(newline="") as file:
         done = [row for row in csv.DictReader(file) if int(row["step"]) < step]
     return sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in done)
-
-
-def check_groups(settings: CampaignSettings, num_tasks: int, num_harnesses: int) -> None:
-    """UserError when a step has more groups than there are (task, harness) pairs to train on."""
-    if settings.num_steps and settings.groups_per_step > num_tasks * num_harnesses:
-        raise UserError(
-            f"campaign.groups_per_step={settings.groups_per_step}: needs as many (task, harness) pairs, but "
-            f"{num_tasks} tasks to train on, with {num_harnesses} harnesses, give only {num_tasks * num_harnesses}"
-        )
 
 
 def choose_heldout(tasks: TaskSets, num_tasks: int | None) -> tuple[TaskSpec, ...]:

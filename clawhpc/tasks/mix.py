@@ -1,30 +1,64 @@
-"""Pair tasks with harnesses for a step."""
+"""Pair tasks with harnesses for a step.
+
+What holds for every way: the pairs of a step differ; a harness meets every task once before it meets one again; the
+same arguments give the same pairs, so that a resume goes on where the run was.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Literal, assert_never
 
 from clawhpc.errors import UserError
 
+Mix = Literal["turns", "each", "one"]
+"""How the groups of a step are shared out among several harnesses, over one seeded order of the tasks.
+
+`turns`: the next task with the next harness. As many different tasks in a step as there can be.
+`each`: a task with every harness, then the next task. In every step, harnesses are compared on the same tasks.
+`one`: a step has one harness, and the next step the same tasks with the next one. An engine holds the prompt of one
+harness at a time, and an update is by what one has taught.
+"""
+
 
 def plan_groups(
-    task_ids: Sequence[str], harnesses: Sequence[str], *, step: int, num_groups: int, seed: int
+    task_ids: Sequence[str], harnesses: Sequence[str], mix: Mix, *, step: int, num_groups: int, seed: int
 ) -> tuple[tuple[str, str], ...]:
-    """The (task_id, harness) pairs of step `step`, all different; the same for the same arguments, after a resume too.
-
-    Steps walk through one seeded order of the tasks. Every task comes once before one comes again, with the next of the
-    harnesses each time, and the harnesses take turns within a step.
-    """
-    if num_groups > len(task_ids) * len(harnesses):
-        raise UserError(
-            f"a step of {num_groups} groups needs as many pairs, but {len(task_ids)} tasks with {len(harnesses)} "
-            f"harnesses give {len(task_ids) * len(harnesses)}: lower the groups per step, or add tasks"
-        )
+    """The (task_id, harness) pairs of step `step`."""
+    check_mix(mix, num_groups, len(task_ids), len(harnesses))
     order = sorted(task_ids)
     random.Random(seed).shuffle(order)
-    pairs = []
-    for position in range(step * num_groups, (step + 1) * num_groups):
-        epoch, rank = divmod(position, len(order))
-        pairs.append((order[rank], harnesses[(rank + epoch) % len(harnesses)]))
-    return tuple(pairs)
+    places = range(step * num_groups, (step + 1) * num_groups)
+    pairs = (_place(mix, place, num_groups, len(order), len(harnesses)) for place in places)
+    return tuple((order[task], harnesses[harness]) for task, harness in pairs)
+
+
+def check_mix(mix: Mix, num_groups: int, num_tasks: int, num_harnesses: int) -> None:
+    """UserError when a step of `num_groups` groups cannot be made of so many tasks and harnesses."""
+    num_pairs = num_tasks if mix == "one" else num_tasks * num_harnesses
+    if num_groups > num_pairs:
+        having = "with one harness a step (tasks.mix=one)" if mix == "one" else f"with {num_harnesses} harnesses"
+        raise UserError(
+            f"campaign.groups_per_step={num_groups}: needs as many (task, harness) pairs, but {num_tasks} tasks to "
+            f"train on, {having}, give only {num_pairs}"
+        )
+    if mix == "each" and num_groups % num_harnesses:
+        raise UserError(
+            f"campaign.groups_per_step={num_groups}: with tasks.mix=each a task has a group with each of "
+            f"{num_harnesses} harnesses in its step, so that it must be a multiple of {num_harnesses}"
+        )
+
+
+def _place(mix: Mix, place: int, num_groups: int, num_tasks: int, num_harnesses: int) -> tuple[int, int]:
+    """The numbers of the task and of the harness at `place` of a run, in which the groups of all steps are counted."""
+    match mix:
+        case "turns":  # the n-th time around, every task has the n-th harness after its first
+            around, task = divmod(place, num_tasks)
+            return task, (task + around) % num_harnesses
+        case "each":
+            return place // num_harnesses % num_tasks, place % num_harnesses
+        case "one":
+            step, group = divmod(place, num_groups)
+            return (step // num_harnesses * num_groups + group) % num_tasks, step % num_harnesses
+    assert_never(mix)

@@ -13,6 +13,7 @@ from clawhpc.errors import UserError
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import REWARD_SCRIPT, GenerateSettings, draw_tasks, generate_tasks
+from clawhpc.tasks.mix import Mix
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ class TaskSettings:
     heldout: str | None = None
     """ClawGym folder for evaluation, none of whose tasks is in `folder`; None with `folder`: nothing is evaluated."""
     generate: GenerateSettings = field(default_factory=GenerateSettings)
+    mix: Mix = "turns"
+    """How the groups of a step are shared out among several harnesses: `turns`, `each`, `one`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
@@ -15,6 +17,7 @@ from clawhpc.config import CONF_DIR, RunConfig, open_campaign, register_defaults
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.tasks.mix import check_mix
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_task
 
@@ -22,15 +25,39 @@ CHOICES = sorted((path.parent.name, path.stem) for path in CONF_DIR.glob("*/*.ya
 HEAVY = ("torch", "transformers", "lightning", "vllm", "wandb", "renderers", "starlette")
 
 
-def compose_config(*overrides: str) -> DictConfig:
+def compose_config(*overrides: str, with_hydra: bool = False) -> DictConfig:
     register_defaults()
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        return compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_of_every_group_is_a_whole_configuration(group: str, choice: str) -> None:
     assert isinstance(typed(compose_config(f"{group}={choice}")), RunConfig)
+
+
+def runs_of_sweep(experiment: str, *overrides: str) -> list[RunConfig]:
+    """What `-m experiment=…` with `overrides` runs, by Hydra's own sweeper."""
+    params = compose_config(f"experiment={experiment}", with_hydra=True).hydra.sweeper.params or {}
+    swept = [*(f"{key}={value}" for key, value in params.items()), *overrides]
+    (runs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(swept), max_batch_size=None)
+    return [typed(compose_config(f"experiment={experiment}", *run)) for run in runs]
+
+
+@pytest.mark.parametrize(("experiment", "num_runs"), [("mix_harness", 6), ("timeout_hardening", 8)])
+def test_each_run_of_a_sweep_is_whole_and_has_a_name_of_its_own_and_the_policy_that_sft_makes(
+    experiment: str, num_runs: int
+) -> None:
+    runs = runs_of_sweep(experiment)
+    assert len({run.run.name for run in runs}) == len(runs) == num_runs
+    assert {run.policy_folder() for run in runs} == {typed(compose_config(f"experiment={experiment}")).policy_folder()}
+    for run in runs:
+        check_mix(run.tasks.mix, run.campaign.groups_per_step, run.tasks.generate.num_train, len(run.harness.names))
+
+
+def test_the_command_line_sweeps_other_values_in_place_of_those_of_an_experiment() -> None:
+    alone = runs_of_sweep("mix_harness", "harness.names=[claude_code],[pi]", "tasks.mix=turns")
+    assert [run.run.name for run in alone] == ["mix_harness_turns_claude_code", "mix_harness_turns_pi"]
 
 
 def test_no_group_of_the_default_hides_a_default_of_the_learner() -> None:
@@ -104,6 +131,7 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("+tasks.generate.colour=red",), ("tasks.generate.colour", "families")),
         (("learner.lr=fast",), ("learner.lr", "float")),
         (("learner.schedule=cosine",), ("learner.schedule", "linear")),
+        (("tasks.mix=random",), ("tasks.mix=random", "each, one, turns")),
         (("sandbox.kind=docker",), ("sandbox.kind", "bubblewrap")),
         (("harness.names=[emacs]",), ("names=['emacs']", "claude_code", "`harness`")),
         (("harness.names=[pi,pi]",), ("names=", "each once", "`harness`")),

@@ -44,6 +44,7 @@ class Process:
             ledger=None,  # type: ignore[arg-type]
             tasks=TASKS,
             harnesses=("pi",),
+            mix="turns",
         )
         self.paths.policy(0).mkdir(parents=True, exist_ok=True)
 

@@ -50,7 +50,9 @@ def run(
     collector = Collector(paths, FakeWorkers(paths, draw, moment), stall_min=1, poll_s=0.0)  # type: ignore[arg-type]
     learner = LearnerSettings(lr=1e-2, epochs=2, max_staleness=max_staleness, wandb="disabled", accelerator=accelerator)
     with tempfile.TemporaryDirectory(prefix="claw-", dir="/tmp") as root, Ledger.open(Path(root)) as ledger:
-        campaign = Campaign(SETTINGS, paths=paths, collector=collector, ledger=ledger, tasks=TASKS, harnesses=("pi",))
+        campaign = Campaign(
+            SETTINGS, paths=paths, collector=collector, ledger=ledger, tasks=TASKS, harnesses=("pi",), mix="turns"
+        )
         campaign.run(learner, CreditSettings(), PolicySource(folder=policy))
     return (paths.policy(3) / "model.safetensors").read_bytes()
 

@@ -19,6 +19,7 @@ from clawhpc.errors import LaunchError, UserError
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, StepPlan
+from clawhpc.tasks.mix import Mix
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_group, make_record, make_task
 
@@ -45,11 +46,20 @@ def campaign_of(
     collector: Recorder,
     harnesses: Sequence[str] = ("pi",),
     tasks: TaskSets = TASKS,
+    mix: Mix = "turns",
     **changes: object,
 ) -> Campaign:
     settings = replace(CampaignSettings(groups_per_step=2, samples_per_group=3), **changes)
     paths, ledger = RunPaths(tmp_path), None  # which only Weights & Biases takes
-    return Campaign(settings, paths=paths, collector=collector, ledger=ledger, tasks=tasks, harnesses=harnesses)  # type: ignore[arg-type]
+    return Campaign(
+        settings,
+        paths=paths,
+        collector=collector,  # type: ignore[arg-type]
+        ledger=ledger,  # type: ignore[arg-type]
+        tasks=tasks,
+        harnesses=harnesses,
+        mix=mix,
+    )
 
 
 def test_a_step_is_planned_the_same_again_and_differently_from_others(tmp_path: Path) -> None:
@@ -104,6 +114,19 @@ def test_a_step_that_needs_more_pairs_than_there_are_is_refused_before_anything_
         campaign.run(LearnerSettings(), CreditSettings(), PolicySource(folder=tmp_path))
     assert collector.plans == []
     campaign.evaluate(0)
+    assert len(collector.plans) == 1
+
+
+def test_a_step_is_planned_in_the_way_that_is_chosen_and_refused_as_early_where_that_cannot_be(tmp_path: Path) -> None:
+    collector = Recorder()
+    campaign = campaign_of(tmp_path, collector, ("codex", "pi"), mix="each")
+    campaign.collect(0)
+    (plan,) = collector.plans
+    assert len({group.key.task_id for group in plan.groups}) == 1
+    assert [group.key.harness for group in plan.groups] == ["codex", "pi"]
+    campaign = campaign_of(tmp_path, collector, ("codex", "pi"), mix="each", groups_per_step=3)
+    with pytest.raises(UserError, match="multiple of 2"):
+        campaign.run(LearnerSettings(), CreditSettings(), PolicySource(folder=tmp_path))
     assert len(collector.plans) == 1
 
 
