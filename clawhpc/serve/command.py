@@ -88,7 +88,7 @@ def engine_environment(settings: EngineSettings, *, scratch: Path, cache_dir: Pa
         "VLLM_CONFIG_ROOT": str(cache_dir),
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor"),
         "VLLM_RPC_BASE_PATH": str(scratch),
-        "VLLM_HOST_IP": "127.0.0.1",  # the processes of one engine are on one host, and nobody else is to reach them
+        "VLLM_HOST_IP": "127.0.0.1",  # the processes of one engine are on one host: they need no other network
         "GLOO_SOCKET_IFNAME": "lo",
         "TMPDIR": str(scratch),
     }
