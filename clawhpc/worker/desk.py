@@ -29,6 +29,9 @@ from clawhpc.worker.settings import WorkerSpec
 
 log = logging.getLogger(__name__)
 
+SEEN_S = 120.0
+"""For what another host has written to be seen here; NFS may look away for a minute."""
+
 
 class Desk(Protocol):
     """What a worker asks for."""
@@ -160,7 +163,7 @@ class PolicyDesk:
             return
         async with self._changing:
             await self._held.ready.wait()
-            self._policy = read_policy(self._paths.policy(plan.policy_step))
+            self._policy = await self._published(plan.policy_step)
             if self.server is None or not self.server.alive:
                 await self._replace(self._policy)
             elif self.server.policy_step != plan.policy_step:
@@ -191,6 +194,14 @@ class PolicyDesk:
                 temperature=plan.temperature,
             ),
         )
+
+    async def _published(self, step: int) -> PolicyVersion:
+        """It was published before the plan that names it, but may be seen here after it. UserError if it is not."""
+        folder = self._paths.policy(step)
+        with anyio.move_on_after(SEEN_S):
+            while not folder.is_dir():
+                await anyio.sleep(self._spec.worker.poll_s)
+        return read_policy(folder)
 
     def _holds(self, policy_step: int) -> bool:
         return self.server is not None and self.server.alive and self.server.policy_step == policy_step

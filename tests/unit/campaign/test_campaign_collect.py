@@ -13,6 +13,7 @@ from clawhpc.errors import LaunchError
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, StepPlan
 from clawhpc.store import claim_group, claim_owner, publish_rollout, read_rollouts, seal_group
+from tests.fakes.late_view import LateView
 from tests.fakes.records import make_group, make_record
 
 STALL_MIN = 0.01
@@ -74,6 +75,19 @@ def test_the_claims_of_dead_workers_are_freed_and_those_of_the_living_are_not(tm
         Collector(paths, pool, stall_min=STALL_MIN).collect(plan)  # type: ignore[arg-type]
     assert pool.free[:2] == ["dead", None]
     assert claim_owner(paths, plan.groups[1].key) == "w1"
+
+
+def test_a_rollout_that_is_seen_later_than_its_groups_manifest_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where two hosts have written them: a learner would train without it, and a resume with it."""
+    paths, plan = RunPaths(tmp_path), plan_of("a", "b")
+    pool = FakePool(paths, plan, lazy=True)
+    for group in plan.groups:
+        pool.collect(group)
+    LateView(monkeypatch, lambda path: path.name.endswith("-001.json"), num_looks=8)
+    records = Collector(paths, pool, stall_min=1, poll_s=0.01).collect(plan)  # type: ignore[arg-type]
+    assert [(record.key.task_id, record.sample) for record in records] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 
 def test_a_collection_in_which_nothing_happens_ends_with_the_logs_to_read(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from clawhpc.worker.settings import WorkerSettings, WorkerSpec
 from tests.fakes.caller import open_call, policy, session_of, user
 from tests.fakes.chat_tokenizer import write_tokenizer
 from tests.fakes.engine import draw
+from tests.fakes.late_view import LateView
 from tests.fakes.records import make_group, make_task
 
 pytestmark = pytest.mark.anyio
@@ -182,6 +183,18 @@ async def test_the_engine_starts_once_and_then_loads_what_each_plan_names(tmp_pa
         assert desk.engine_cpu_s == 2.0
         assert desk.responder(plan_of(1), plan_of(1).groups[0]).sampling.temperature == 0.5  # type: ignore[attr-defined]
         assert await draw_by(desk) == 1
+
+
+async def test_a_policy_that_is_seen_later_than_the_plan_that_names_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign would end where it was taken for missing."""
+    write_policies(RunPaths(tmp_path), 0)
+    view = LateView(monkeypatch, lambda path: path == RunPaths(tmp_path).policy(0), num_looks=3)
+    async with desk_of(tmp_path, FakeServe(), poll_s=0.01) as desk:
+        await desk.make_ready(plan_of(0))
+        assert await draw_by(desk) == 0
+    assert view.looks.total() > 3
 
 
 async def test_an_engine_that_died_is_started_again_until_it_has_died_too_often(tmp_path: Path) -> None:
