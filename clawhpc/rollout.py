@@ -299,6 +299,7 @@ def check_machine(trace: Trace, limits: Limits) -> None:
     if result is None:
         raise SandboxError(f"the harness sent requests of which none was answered: {trace.limit_detail}")
     ended = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
+    ended = f"was ended ({result.exceeded})" if result.exceeded else ended
     reason = "; ".join(call.failure for call in trace.calls) or result.stderr_tail or result.stdout_tail
     raise SandboxError(f"the harness {ended} before a model call was answered: {reason.strip()[-500:]}")
 
@@ -309,6 +310,8 @@ def ending(trace: Trace) -> tuple[Outcome, str]:
         return Outcome.LIMIT, trace.limit_detail
     result = trace.exec_result
     assert result is not None, "without a limit or a failure the harness has run to its end"
+    if result.exceeded:
+        return Outcome.LIMIT, result.exceeded
     if result.timed_out:
         return Outcome.TIMEOUT, f"the harness was stopped after {result.wall_s:.0f} s"
     if result.exit_code != 0:

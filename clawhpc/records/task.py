@@ -127,3 +127,5 @@ class ExecResult:
     cpu_s: float
     """User and system time of every process of the command, measured inside; 0.0 when it was killed from outside."""
     timed_out: bool
+    exceeded: str = ""
+    """The limit of its sandbox that ended it, with what was measured, for a person; empty where none did."""

@@ -39,7 +39,7 @@ class Apptainer:
         isolation = (
             *("--containall", "--cleanenv", "--no-home", "--no-mount", "hostfs,bind-paths,sys,cwd"),
             *("--net", "--network", "none", "--hostname", "sandbox"),
-            "--no-privs",
+            *("--no-init", "--no-privs"),  # init.py is the first process
             *(("--userns",) if os.getuid() == 0 else ()),  # root would go without, and keep what it may do
         )
         binds = [part for mount in (*kernel_settings(), *mounts) for part in ("--mount", _mount_text(mount))]

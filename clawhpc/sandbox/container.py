@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from clawhpc.records import SANDBOX_HOME, ExecResult
 from clawhpc.sandbox import init
 from clawhpc.sandbox.base import PROXY_PORT, SANDBOX_PATH, Mount, SandboxCommand
 from clawhpc.sandbox.root import Root
+from clawhpc.sandbox.settings import SandboxLimits
 
 SANDBOX_VARIABLE = "CLAWHPC_SANDBOX"
 INIT_TARGET = "/run/clawhpc/init.py"
@@ -70,40 +72,48 @@ class Ending:
     cpu_s: float = 0.0
     printed: bytes | None = None
     """The end of its standard output as init vouches for it."""
+    exceeded: str = ""
+    """See `ExecResult.exceeded`."""
 
 
 TIMED_OUT = Ending(124)
+GB, MB = 2**30, 2**20
 
 
 class Container:
     """A `Sandbox`: one container per run. Its files lie in the ledger's scratch, its processes carry its marker."""
 
-    def __init__(self, *, backend: Backend, root: Root, ledger: Ledger) -> None:
+    def __init__(self, *, backend: Backend, root: Root, ledger: Ledger, limits: SandboxLimits | None = None) -> None:
+        """`limits`: of each command; None for the defaults."""
         self.name = backend.name
         self.backend = backend
         self._root = root
         self._ledger = ledger
+        self._limits = limits or SandboxLimits()
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         """See `Sandbox.run`."""
         started_at = anyio.current_time()
-        output, errors = Tail(), Tail()
+        output, errors = Tail(self._limits.output_mb), Tail(self._limits.output_mb)
         with boundary(SandboxError, f"{command.sandbox_id}: {self.name}"):
             async with self._started(command) as (process, report):
                 with anyio.CancelScope(deadline=started_at + timeout_s) as clock:
                     async with anyio.create_task_group() as group:
-                        group.start_soon(output.fill, process.stdout)
-                        group.start_soon(errors.fill, process.stderr)
+                        for tail, stream in ((output, process.stdout), (errors, process.stderr)):
+                            group.start_soon(tail.fill, stream, clock)
                         await process.wait()
-                timed_out = clock.cancelled_caught
-                ending = TIMED_OUT if timed_out else self._ending(command, process.returncode, report, errors.text)
+                if clock.cancelled_caught:
+                    ending = output.flooded or errors.flooded or TIMED_OUT
+                else:
+                    ending = self._ending(command, process.returncode, report, errors.text)
         return ExecResult(
             exit_code=ending.exit_code,
             stdout_tail=output.text if ending.printed is None else text_of(ending.printed),
             stderr_tail=errors.text,
             wall_s=anyio.current_time() - started_at,
             cpu_s=ending.cpu_s,
-            timed_out=timed_out,
+            timed_out=ending is TIMED_OUT,
+            exceeded=ending.exceeded,
         )
 
     def check_hidden(self, path: Path) -> None:
@@ -138,7 +148,7 @@ class Container:
         """Start the container program; `folder` is this run's own."""
         markers = {**self._ledger.environment, SANDBOX_VARIABLE: marker}
         mounts = _mounts(self._root, command, folder)
-        (folder / COMMAND).write_text(_command_text(command))
+        (folder / COMMAND).write_text(_command_text(command, self._limits))
         with (folder / COMMAND).open("rb") as stdin, (folder / REPORT).open("wb") as report:
             inner = (self._root.python, "-I", "-S", INIT_TARGET, str(report.fileno()))
             return await anyio.open_process(
@@ -153,7 +163,7 @@ class Container:
     def _ending(self, command: SandboxCommand, returncode: int | None, report: Path, errors: str) -> Ending:
         """Read the report, which counts only when init itself ended well; else tell why there is none.
 
-        Init that was killed is the command's own doing (it can kill Apptainer's); all else is a failure of ours.
+        The command has no part in that: it cannot kill the first process of its container.
         """
         assert returncode is not None, "the container program has been waited for"
         with report.open("rb") as file:
@@ -163,12 +173,10 @@ class Container:
             outcome = json.loads(line)
             if "error" in outcome:
                 raise SandboxError(f"{command.sandbox_id}: cannot start {outcome['error']} (inside the sandbox)")
-            return Ending(outcome["exit_code"], outcome["cpu_s"], printed)
-        if text and (returncode < 0 or returncode > KILLED):
-            return Ending(returncode if returncode > 0 else KILLED - returncode)
+            return Ending(outcome["exit_code"], outcome["cpu_s"], printed, outcome["exceeded"])
         cause = f"{errors[-ERROR_CHARS:].strip()} (exit code {returncode})"
         if text:
-            raise SandboxError(f"{command.sandbox_id}: {self.name}: init failed: {cause}")
+            raise SandboxError(f"{command.sandbox_id}: {self.name}: its first process failed or was killed: {cause}")
         raise SandboxError(f"{command.sandbox_id}: {self.name} did not start: {cause}. {self.backend.remedy}")
 
 
@@ -180,16 +188,30 @@ def _kill(marker: str, process: Process | None) -> list[int]:
 
 
 class Tail:
-    """The last TAIL_BYTES of a stream, however much comes."""
+    """The last TAIL_BYTES of a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_mb: float) -> None:
+        """`most_mb`: that may come."""
+        self._most_mb = most_mb
+        self._num_bytes = 0
         self._bytes = b""
 
-    async def fill(self, stream: ByteReceiveStream | None) -> None:
-        """Read `stream` to its end."""
+    async def fill(self, stream: ByteReceiveStream | None, clock: anyio.CancelScope) -> None:
+        """Read `stream` to its end; cancel `clock` where too much comes."""
         assert stream is not None, "the container program was started with pipes"
         async for chunk in stream:
+            self._num_bytes += len(chunk)
             self._bytes = (self._bytes + chunk)[-TAIL_BYTES:]
+            if self.flooded:
+                clock.cancel()
+
+    @property
+    def flooded(self) -> Ending | None:
+        """How the command ends, once too much has come."""
+        if self._num_bytes <= self._most_mb * MB:
+            return None
+        told = f"output: {self._num_bytes / MB:.1f} MB were printed; the limit is {self._most_mb:g} MB"
+        return Ending(KILLED + signal.SIGKILL, exceeded=told)
 
     @property
     def text(self) -> str:
@@ -217,8 +239,9 @@ def _mounts(root: Root, command: SandboxCommand, folder: Path) -> list[Mount]:
     return sorted([*root.mounts, *own, *command.mounts], key=lambda mount: len(PurePosixPath(mount.target).parts))
 
 
-def _command_text(command: SandboxCommand) -> str:
-    """For init.py: what to start, and the namespaces that it must not find itself in."""
+def _command_text(command: SandboxCommand, limits: SandboxLimits) -> str:
+    """For init.py: what to start, what that may take, and the namespaces that it must not find itself in."""
+    targets = {"/tmp", "/var/tmp", SANDBOX_HOME, *(mount.target for mount in command.mounts if mount.writable)}
     return json.dumps(
         {
             "argv": command.argv,
@@ -226,6 +249,13 @@ def _command_text(command: SandboxCommand) -> str:
             "cwd": command.cwd,
             "proxy_port": PROXY_PORT,
             "proxy_socket": None if command.proxy_socket is None else SOCKET_TARGET,
-            "host_namespaces": {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "mnt")},
+            "host_namespaces": {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "mnt", "user")},
+            "writable": [path for path in targets if targets.isdisjoint(map(str, PurePosixPath(path).parents))],
+            "limits": {
+                "memory_bytes": int(limits.memory_gb * GB),
+                "max_processes": limits.max_processes,
+                "disk_bytes": int(limits.disk_gb * GB),
+                "max_open_files": limits.max_open_files,
+            },
         }
     )

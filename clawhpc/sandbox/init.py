@@ -1,31 +1,47 @@
-"""The first program in every container: it starts the one command, forwards its model calls, and leaves nobody behind.
+"""The first program in every container: it starts the one command, forwards its model calls, ends it where it takes too
+much of the host, and leaves nobody behind.
 
-Run as `python3 -I -S init.py FD` by whatever interpreter there is inside (3.9 or newer), without other modules.
+Run as `python3 -I -S init.py FD` by whatever interpreter there is inside (3.9 or newer), without other modules, as the
+first process: nobody inside can kill or stop it, and orphans become its children, so that their CPU time counts too.
 Standard input brings the command as JSON. The file behind FD takes the report, over whatever stands there, and not
 before every other process of the container is dead: the command has no last word. The report is a line of JSON, and
 after it the end of what the command printed on its standard output.
 """
 
-import ctypes
 import json
 import os
 import resource
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 
-PR_SET_CHILD_SUBREAPER = 36
-"""Orphans become our children, also where we are not process 1: their CPU time counts, and they can be waited for."""
 CHUNK_BYTES = 65536
 STARTED = b"started"
 KEPT_BYTES = 65536
 """Of what the command printed, in the report."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group that wrote to a socket (unix(7))."""
+NAMESPACES = ("pid", "net", "mnt")
+"""Those without which a container is none."""
+LOOK_S = 0.25
+"""Between two looks at memory and processes, 0.3 ms each: a process can take a gigabyte meanwhile, hardly more."""
+WALK_S = 1.0
+"""Between two walks through what was written, at least: a millisecond each, where there are a few hundred files."""
+WALK_SHARE = 0.1
+"""Of the time that walks may take, however many files there are."""
+GB = 2**30
+FILE_BYTES = 4096
+"""A file costs, besides its content: a million empty ones are a burden too."""
+NUM_THREADS, RSS_PAGES = 17, 21
+"""Where `/proc/PID/stat` has them, counted from the state."""
+COUNTS_PER_CONTAINER = (5, 14)
+"""The kernel since which RLIMIT_NPROC counts in a user namespace by itself; before, all that the user runs."""
 
 
 def main() -> None:
@@ -33,7 +49,6 @@ def main() -> None:
     report = int(sys.argv[1])
     os.pwrite(report, STARTED, 0)
     keep_files_to_ourselves()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     outcome, printed = run(json.load(sys.stdin))
     os.ftruncate(report, 0)
     os.pwrite(report, json.dumps(outcome).encode() + b"\n" + printed, 0)
@@ -49,21 +64,191 @@ def keep_files_to_ourselves() -> None:
 
 def run(command: dict) -> tuple[dict, bytes]:
     """Start the command, wait for it, end all that it left. What those printed whom it left does not count."""
-    for kind, of_host in command["host_namespaces"].items():
-        if os.readlink(f"/proc/self/ns/{kind}") == of_host:  # some clusters switch namespaces off, and say nothing
+    shared = [kind for kind, link in command["host_namespaces"].items() if os.readlink(f"/proc/self/ns/{kind}") == link]
+    for kind in NAMESPACES:
+        if kind in shared:  # some clusters switch namespaces off, and say nothing
             return {"error": f"{command['argv'][0]}: the container has no {kind} namespace of its own"}, b""
     if command["proxy_socket"]:
         forward(command["proxy_port"], command["proxy_socket"])
+    bound(command["limits"], own_users="user" not in shared)
+    watch = Watch(command["limits"], command["writable"])
     output = Output()
     try:
         child = start(command["argv"], command["env"], command["cwd"], output.sink)
     except OSError as error:
         return {"error": f"{error.filename or command['argv'][0]}: {error.strerror}"}, b""
+    watch.start()
     status = wait_for(child)
     left = kill_others()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    outcome = {"exit_code": exit_code(status), "cpu_s": used.ru_utime + used.ru_stime}
+    outcome = {"exit_code": exit_code(status), "cpu_s": used.ru_utime + used.ru_stime, "exceeded": watch.end()}
     return outcome, output.end_without(left)
+
+
+def bound(limits: dict, own_users: bool) -> None:
+    """What the kernel itself holds us and all that we start to. Where the host's memory runs out, it takes us first."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    values = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: limits["disk_bytes"],
+        resource.RLIMIT_NOFILE: limits["max_open_files"],
+    }
+    release = tuple(map(int, os.uname().release.split(".")[:2]))
+    if own_users and release >= COUNTS_PER_CONTAINER:  # a bomb stops there until we look; that of a real root does not
+        values[resource.RLIMIT_NPROC] = 2 * limits["max_processes"]
+    for kind, most in values.items():
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+class Watch:
+    """Ends all that runs in the container once it takes more than `limits`, by looking again and again.
+
+    Not seen: what lies in folders that their maker may not read, and memory that neither a process nor an open file
+    holds (a tmpfs that is mounted in yet another namespace).
+    """
+
+    def __init__(self, limits: dict, folders: list) -> None:
+        """`folders`: those that can be written. What lies there now does not count."""
+        self.limits = limits
+        self.folders = folders
+        self.disks = {os.stat(folder).st_dev for folder in folders}
+        self.tmpfs = {device: folder for device, folder in writable_tmpfs().items() if device not in self.disks}
+        self.written_before = written(folders)
+        self.walk_at = time.monotonic() + WALK_S
+        self.memory_in_files = 0
+        self.exceeded = ""
+        self.ended = threading.Event()
+
+    def start(self) -> None:
+        """Look from now on, in a thread."""
+        threading.Thread(target=self.look_on, daemon=True).start()
+
+    def end(self) -> str:
+        """The command is dead: look a last time at what it has written. What was too much, or nothing."""
+        self.ended.set()
+        self.exceeded = self.exceeded or self.disk({})
+        return self.exceeded
+
+    def look_on(self) -> None:
+        """Until there is too much, or an end."""
+        while not self.ended.wait(LOOK_S):
+            found = processes()
+            exceeded = self.number(found) or self.memory(found)
+            if not exceeded and time.monotonic() >= self.walk_at:
+                exceeded = self.disk(found)
+            if exceeded:
+                self.exceeded = exceeded
+                with suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+                return
+
+    def number(self, found: dict) -> str:
+        """Whether there are too many processes, in words; empty if not."""
+        number, most = sum(threads for threads, _ in found.values()), self.limits["max_processes"]
+        return f"processes: {number} at a time, threads among them; the limit is {most}" if number > most else ""
+
+    def memory(self, found: dict) -> str:
+        """Whether they take too much memory; shared pages are told apart only where it matters."""
+        most = self.limits["memory_bytes"]
+        in_files = self.memory_in_files + sum(map(used_bytes, self.tmpfs.values()))
+        if in_files + sum(mapped for _, mapped in found.values()) <= most:
+            return ""
+        mapped, shared = exact_memory(found)
+        return beyond("memory", mapped + max(0, in_files - shared), most)  # what lies in these files may be mapped too
+
+    def disk(self, found: dict) -> str:
+        """Whether too much was written."""
+        began = time.monotonic()
+        deleted = open_deleted(found)
+        taken = written(self.folders) + sum(size for device, size in deleted if device in self.disks)
+        self.memory_in_files = sum(size for device, size in deleted if device not in {*self.disks, *self.tmpfs})
+        now = time.monotonic()
+        self.walk_at = now + max(WALK_S, (now - began) / WALK_SHARE)
+        return beyond("disk", taken - self.written_before, self.limits["disk_bytes"])
+
+
+def beyond(what: str, taken: int, most: int) -> str:
+    """For a person, if more than `most` bytes are taken; else nothing."""
+    return f"{what}: {taken / GB:.2f} GB; the limit is {most / GB:.2f} GB" if taken > most else ""
+
+
+def processes() -> dict:
+    """Process -> the number of its threads, and the bytes of memory that it maps; all but ourselves."""
+    found = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            found[pid] = int(fields[NUM_THREADS]), int(fields[RSS_PAGES]) * resource.getpagesize()
+    del found[os.getpid()]
+    return found
+
+
+def exact_memory(found: dict) -> tuple:
+    """Bytes that the processes take together, and those of them that are shared memory; a shared page counts once."""
+    total = shared = 0
+    for pid, (_, mapped) in found.items():
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+                kb = {line.split()[0]: int(line.split()[1]) for line in file.readlines()[1:]}
+            total += 1024 * kb[b"Pss:"]
+            shared += 1024 * kb.get(b"Pss_Shmem:", 0)
+        except PermissionError:
+            total += mapped
+        except OSError:  # it is gone
+            pass
+    return total, shared
+
+
+def written(folders: list) -> int:
+    """Bytes on disk of all that lies in `folders`; no link is followed, and a file with several names counts once."""
+    total, linked, todo = 0, set(), list(folders)
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    todo.append(entry.path)
+                elif status.st_nlink > 1:
+                    if (status.st_dev, status.st_ino) in linked:
+                        continue
+                    linked.add((status.st_dev, status.st_ino))
+                total += FILE_BYTES + 512 * status.st_blocks
+    return total
+
+
+def open_deleted(found: dict) -> list:
+    """Device and bytes of each file that no folder shows any more, or ever has, but that a process has open."""
+    sizes = {}
+    for pid in found:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    status = os.stat(f"/proc/{pid}/fd/{name}")
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                        sizes[status.st_dev, status.st_ino] = 512 * status.st_blocks
+    return [(device, size) for (device, _), size in sizes.items()]
+
+
+def writable_tmpfs() -> dict:
+    """Device -> mount point of every file system in memory that can be written."""
+    found = {}
+    with open("/proc/self/mountinfo") as file:
+        for _, _, device, _, point, options, *more in map(str.split, file):
+            if more[more.index("-") + 1] == "tmpfs" and "rw" in options.split(","):
+                number = os.makedev(*map(int, device.split(":")))
+                with suppress(OSError):
+                    if os.stat(point).st_dev == number:  # else another one lies over it
+                        found[number] = point
+    return found
+
+
+def used_bytes(folder: str) -> int:
+    """Of the file system of `folder`."""
+    status = os.statvfs(folder)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 class Output:

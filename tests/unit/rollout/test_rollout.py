@@ -235,6 +235,35 @@ async def test_a_limit_ends_the_harness_and_the_workspace_is_verified(tmp_path: 
     assert record.trains
 
 
+TOO_MUCH = replace(OK, exit_code=137, exceeded="memory: 4.02 GB; the limit is 4.00 GB")
+"""How a sandbox ends that took more of the host than it may."""
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_harness_that_takes_too_much_of_the_host_has_reached_a_limit_if_the_policy_had_a_say(
+    tmp_path: Path, answered: bool
+) -> None:
+    async def take_too_much(command: SandboxCommand) -> ExecResult:
+        if answered:
+            await one_call(command)
+        return TOO_MUCH
+
+    record = await roll(tmp_path, FakeSandbox(take_too_much))
+    assert record.outcome is (Outcome.LIMIT if answered else Outcome.SANDBOX_FAILED)
+    assert "memory: 4.02 GB; the limit is 4.00 GB" in record.detail
+    assert record.trains == answered
+
+
+async def test_a_verifier_that_takes_too_much_of_the_host_gives_no_reward(tmp_path: Path) -> None:
+    async def explode(command: SandboxCommand) -> ExecResult:
+        return replace(TOO_MUCH, stdout_tail="1\n")
+
+    record = await roll(tmp_path, FakeSandbox(one_call, explode))
+    assert record.outcome is Outcome.VERIFIER_FAILED
+    assert "took more of the host than a sandbox may: memory" in record.detail
+    assert record.verdict is None
+
+
 @pytest.mark.parametrize("strict", [False, True])
 async def test_a_field_that_no_table_lists_is_counted_and_refused_under_strict(tmp_path: Path, strict: bool) -> None:
     async def ask_oddly(command: SandboxCommand) -> ExecResult:

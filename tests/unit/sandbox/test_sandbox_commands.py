@@ -18,6 +18,7 @@ from clawhpc.sandbox.base import PROXY_PORT, PROXY_URL, Mount, SandboxCommand
 from clawhpc.sandbox.bubblewrap import Bubblewrap
 from clawhpc.sandbox.container import INIT_TARGET, SOCKET_TARGET, _command_text, _mounts
 from clawhpc.sandbox.root import Root, host_root, image_root
+from clawhpc.sandbox.settings import SandboxLimits
 
 INNER = ("/usr/bin/python3", "init.py")
 MOUNTS = (
@@ -65,7 +66,7 @@ def test_apptainer_command_line(root: Root) -> None:
     assert argv == [
         *("apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--no-home"),
         *("--no-mount", "hostfs,bind-paths,sys,cwd", "--net", "--network", "none", "--hostname", "sandbox"),
-        *("--no-privs", *as_root),
+        *("--no-init", "--no-privs", *as_root),
         *(
             part
             for path in kernel_settings_here()
@@ -99,7 +100,7 @@ def test_without_a_home_or_a_proxy_home_is_a_folder_of_the_run_and_no_socket_is_
     placed = {mount.target: mount for mount in _mounts(root, command(), tmp_path / "run")}
     assert placed[SANDBOX_HOME].source.parent == tmp_path / "run"
     assert SOCKET_TARGET not in placed
-    assert json.loads(_command_text(command()))["proxy_socket"] is None
+    assert json.loads(_command_text(command(), SandboxLimits()))["proxy_socket"] is None
 
 
 def test_the_proxy_socket_is_bound_and_named_to_init(root: Root, tmp_path: Path) -> None:
@@ -108,13 +109,13 @@ def test_the_proxy_socket_is_bound_and_named_to_init(root: Root, tmp_path: Path)
     assert Mount(source=Path("/host/p.sock"), target=SOCKET_TARGET, writable=True) in _mounts(
         root, with_proxy, tmp_path / "run"
     )
-    told = json.loads(_command_text(with_proxy))
+    told = json.loads(_command_text(with_proxy, SandboxLimits()))
     assert (told["proxy_socket"], told["proxy_port"]) == (SOCKET_TARGET, PROXY_PORT)
     assert PROXY_URL.endswith(f":{PROXY_PORT}")
 
 
 def test_a_commands_own_path_and_home_win() -> None:
-    told = json.loads(_command_text(command(env={"PATH": "/mine"})))
+    told = json.loads(_command_text(command(env={"PATH": "/mine"}), SandboxLimits()))
     assert told["env"] == {"PATH": "/mine", "HOME": SANDBOX_HOME}
 
 

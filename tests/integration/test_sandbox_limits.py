@@ -1,0 +1,223 @@
+"""What a command may take of its host, and that it ends where it takes more, with all that it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clawhpc.errors import VerifierError
+from clawhpc.ledger import Ledger
+from clawhpc.records import ExecResult
+from clawhpc.sandbox.base import Mount, Sandbox
+from clawhpc.sandbox.settings import SandboxLimits, SandboxSettings
+from clawhpc.verify.script import verify_workspace
+from tests.fakes.records import make_task
+from tests.sandbox_parts import WORKSPACE, python, run, running, shell, working_sandbox
+
+pytestmark = pytest.mark.anyio
+
+BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.sandbox)
+APPTAINER = pytest.param("apptainer", marks=[pytest.mark.sandbox, pytest.mark.apptainer])
+APPTAINER_SLOW = pytest.param("apptainer", marks=[pytest.mark.sandbox, pytest.mark.apptainer, pytest.mark.slow])
+EITHER = pytest.mark.parametrize("kind", [BUBBLEWRAP, APPTAINER_SLOW])
+MB = 1 / 1024
+"""In gigabytes."""
+
+OpenLimited = Callable[..., Awaitable[Sandbox]]
+
+
+@pytest.fixture
+def limited(ledger: Ledger, cache_dir: Path) -> OpenLimited:
+    """`limited(kind, memory_gb=..., ...)`: a sandbox with these limits."""
+
+    async def open_limited(kind: str, image: Path | None = None, **limits: float) -> Sandbox:
+        settings = SandboxSettings(
+            kind=kind,  # type: ignore[arg-type]
+            image=None if image is None else str(image),
+            limits=SandboxLimits(**limits),  # type: ignore[arg-type]
+        )
+        return await working_sandbox(settings, ledger, cache_dir)
+
+    return open_limited
+
+
+def check_ended(result: ExecResult, what: str) -> None:
+    """By the limit on `what`, and by nothing else."""
+    assert result.exceeded.startswith(f"{what}: "), result
+    assert "; the limit is " in result.exceeded
+    assert (result.exit_code, result.timed_out) == (137, False)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+HOG = """
+    import os, signal
+    for _ in range(6):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            taken = b"x" * (40 << 20)
+            signal.pause()  # NEEDLE
+    signal.pause()  # NEEDLE
+"""
+"""Six times 40 MB, each in a process of its own session whose parent is gone."""
+
+
+@pytest.mark.parametrize("kind", [BUBBLEWRAP, APPTAINER])
+async def test_processes_that_together_take_too_much_memory_are_ended(
+    kind: str, limited: OpenLimited, needle: str
+) -> None:
+    sandbox = await limited(kind, memory_gb=128 * MB)
+    result = await run(sandbox, python(HOG.replace("NEEDLE", needle)))
+    check_ended(result, "memory")
+    assert running(needle) == []
+    assert result.cpu_s > 0
+
+
+IN_FILES = {
+    "shared": "f = mmap.mmap(-1, 160 * MB); f.write(bytes(160 * MB))",
+    "dev_shm": "open('/dev/shm/x', 'wb').write(bytes(160 * MB))",
+    "memfd": "f = os.memfd_create('x'); [os.write(f, bytes(MB)) for _ in range(160)]",
+}
+
+
+@EITHER
+@pytest.mark.parametrize("way", IN_FILES)
+async def test_memory_that_is_no_processs_own_counts(kind: str, way: str, limited: OpenLimited) -> None:
+    script = f"import mmap, os, time; MB = 1 << 20\n{IN_FILES[way]}\ntime.sleep(60)"
+    check_ended(await run(await limited(kind, memory_gb=128 * MB), python(script)), "memory")
+
+
+@EITHER
+async def test_memory_that_processes_share_counts_once(kind: str, limited: OpenLimited) -> None:
+    script = """
+        import mmap, os, time
+        own, file = b"x" * (40 << 20), open("/dev/shm/x", "w+b")
+        file.truncate(20 << 20)
+        mmap.mmap(file.fileno(), 0).write(b"x" * (20 << 20))
+        for _ in range(5):
+            if os.fork() == 0:
+                assert sum(own[::4096])
+                os._exit(time.sleep(1.5))
+        time.sleep(1.5)
+    """
+    result = await run(await limited(kind, memory_gb=128 * MB), python(script))
+    assert (result.exit_code, result.exceeded) == (0, "")
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "processes": """
+        import os, signal
+        for _ in range(100):
+            if os.fork() == 0:
+                os.setsid()
+                signal.pause()  # NEEDLE
+        signal.pause()  # NEEDLE
+    """,
+    "threads": """
+        import threading, time
+        for _ in range(100):
+            threading.Thread(target=time.sleep, args=(600,)).start()  # NEEDLE
+    """,
+    "bomb": """
+        import os, signal
+        for _ in range(9):
+            os.fork()
+        signal.pause()  # NEEDLE
+    """,
+}
+
+
+@EITHER
+@pytest.mark.parametrize("way", BOMBS)
+async def test_too_many_processes_are_ended(kind: str, way: str, limited: OpenLimited, needle: str) -> None:
+    result = await run(await limited(kind, max_processes=64), python(BOMBS[way].replace("NEEDLE", needle)))
+    check_ended(result, "processes")
+    assert running(needle) == []
+
+
+# ---- disk -----------------------------------------------------------------------------------------------------------
+
+FILLERS = {
+    "everywhere": "for n in x ~/x /tmp/x /var/tmp/x; do head -c 4M /dev/zero > $n; done; sleep 60",
+    "deleted": "exec 3> x; rm x; head -c 8M /dev/zero >&3; head -c 8M /dev/zero > y; sleep 60",
+    "empty files": "python3 -c 'for n in range(4000): open(str(n), \"w\")'; sleep 60",
+    "at the end": "head -c 8M /dev/zero > x; head -c 8M /dev/zero > y",
+}
+
+
+@EITHER
+@pytest.mark.parametrize("way", FILLERS)
+async def test_who_fills_the_disk_is_ended(kind: str, way: str, limited: OpenLimited, tmp_path: Path) -> None:
+    workspace = Mount(source=tmp_path, target=WORKSPACE, writable=True)
+    sandbox = await limited(kind, disk_gb=12 * MB)
+    result = await run(sandbox, shell(FILLERS[way], mounts=(workspace,), cwd=WORKSPACE))
+    assert result.exceeded.startswith("disk: 0.0")
+    assert result.exceeded.endswith(" GB; the limit is 0.01 GB")
+    assert result.exit_code == (0 if way == "at the end" else 137)
+
+
+@EITHER
+async def test_a_file_beyond_the_limit_is_refused_and_what_was_there_before_does_not_count(
+    kind: str, limited: OpenLimited, tmp_path: Path
+) -> None:
+    (tmp_path / "before").write_bytes(bytes(20 << 20))
+    workspace = Mount(source=tmp_path, target=WORKSPACE, writable=True)
+    script = "truncate -s 1T sparse; truncate -s 10M small; cp before /dev/null; head -c 9M /dev/zero > x; ls -s x"
+    result = await run(await limited(kind, disk_gb=16 * MB), shell(script, mounts=(workspace,), cwd=WORKSPACE))
+    assert "File size limit exceeded" in result.stderr_tail
+    assert sorted((path.name, path.stat().st_size >> 20) for path in tmp_path.iterdir() if path.name != "before") == [
+        ("small", 10),
+        ("sparse", 0),
+        ("x", 9),
+    ]
+    assert (result.exit_code, result.exceeded) == (0, "")
+
+
+# ---- the rest -------------------------------------------------------------------------------------------------------
+
+
+@EITHER
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_endless_output_is_ended(kind: str, stream: int, limited: OpenLimited, needle: str) -> None:
+    sandbox = await limited(kind, output_mb=2)
+    result = await run(sandbox, shell(f"echo first; setsid yes {needle} >&{stream}"))
+    check_ended(result, "output")
+    assert running(needle) == []
+    assert needle in (result.stdout_tail, result.stderr_tail)[stream - 1]
+
+
+@EITHER
+async def test_what_the_kernel_itself_holds_it_to(kind: str, limited: OpenLimited) -> None:
+    script = "ulimit -n; ulimit -u; ulimit -Hc; cat /proc/self/oom_score_adj"
+    result = await run(await limited(kind, max_open_files=100, max_processes=200), shell(script))
+    assert result.stdout_tail.split() == ["100", "400", "0", "1000"]
+
+
+@EITHER
+async def test_a_workspace_that_makes_the_verifier_explode_gives_no_reward(
+    kind: str, limited: OpenLimited, tmp_path: Path
+) -> None:
+    workspace, reward_dir = tmp_path / "workspace", tmp_path / "reward"
+    for folder in (workspace, reward_dir):
+        folder.mkdir()
+    (workspace / "solve.py").write_text("taken = b'x' * (200 << 20)\nimport time; time.sleep(60)\n")
+    (reward_dir / "reward.sh").write_text(f"python3 {WORKSPACE}/solve.py; echo 1\n")
+    task = replace(make_task(), reward_dir=str(reward_dir))
+    sandbox = await limited(kind, memory_gb=128 * MB)
+    with pytest.raises(VerifierError, match=r"took more of the host than a sandbox may: memory: "):
+        await verify_workspace(task, workspace, sandbox, sandbox_id="test", timeout_s=30)
+
+
+@pytest.mark.slow
+@pytest.mark.apptainer
+async def test_limits_hold_on_an_image(image: Path, limited: OpenLimited, needle: str) -> None:
+    sandbox = await limited("apptainer", image, memory_gb=128 * MB)
+    check_ended(await run(sandbox, python(HOG.replace("NEEDLE", needle))), "memory")
+    assert running(needle) == []
