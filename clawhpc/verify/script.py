@@ -3,18 +3,23 @@
 What the policy wrote is hostile until proven otherwise. So the verifier starts in a fresh sandbox with an empty HOME
 and no way to the proxy; `<workspace>/reward` is the task's own folder, read-only, whatever the harness put there; links
 that could lead there are gone, for they would pass the expected answer off as the harness's; what the harness locked is
-opened, for a script that may not read an answer has no reward to give, where 0 is due; and the script starts in that
-folder, not in the workspace, where a planted `json.py` would be the one that `python3 -c 'import json'` takes.
+opened, and what has no end is gone, for a script that cannot read an answer has no reward to give, where 0 is due; the
+script starts in that folder, not in the workspace, where a planted `json.py` would be the one that `python3 -c 'import
+json'` takes; and pytest and git take no orders from files of the workspace, though they look for some.
 
 A script may run programs of the workspace. They share its user, so they can kill it, which is no reward; and where the
 kernel lets a process trace others of its user (kernel.yama.ptrace_scope=0), they can make it print what they like.
 What they cannot: open its standard output through /proc, or have the last word by outliving it (sandbox/init.py). A
 script that judges such programs should not let them inherit its standard output, nor trust files that they may write.
+It should not change into the workspace either, nor ask a git that runs filters (`git add`, `git diff`): that is to run
+programs of the workspace.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from pathlib import Path
 
 from anyio import to_thread
@@ -26,6 +31,14 @@ from clawhpc.tasks.clawgym import REWARD_FOLDER
 from clawhpc.verify.workspace import make_safe
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+PYTEST_SETTINGS = "pytest.ini"
+"""Of the task's own tests; must stand in its folder."""
+GIT_ENVIRONMENT = {
+    "GIT_CONFIG_COUNT": "2",
+    **{"GIT_CONFIG_KEY_0": "core.fsmonitor", "GIT_CONFIG_VALUE_0": "false"},
+    **{"GIT_CONFIG_KEY_1": "core.hooksPath", "GIT_CONFIG_VALUE_1": os.devnull},
+}
+"""A repository may name programs that `git status`, `log` or `checkout` run; this wins over what it says."""
 TAIL_CHARS = 400
 """Of each output stream, what stands in an error: enough for a traceback's last lines."""
 
@@ -52,13 +65,20 @@ def reward_command(task: TaskSpec, workspace: Path, sandbox_id: str) -> SandboxC
     return SandboxCommand(
         sandbox_id=sandbox_id,
         argv=("bash", f"{mount}/{REWARD_FOLDER}/reward.sh"),
-        env={"LC_ALL": "C.UTF-8"},
+        env={"LC_ALL": "C.UTF-8", "PYTEST_ADDOPTS": pytest_options(task), **GIT_ENVIRONMENT},
         cwd=f"{mount}/{REWARD_FOLDER}",
         mounts=(
             Mount(source=workspace, target=mount, writable=True),
             Mount(source=Path(task.reward_dir), target=f"{mount}/{REWARD_FOLDER}"),
         ),
     )
+
+
+def pytest_options(task: TaskSpec) -> str:
+    """For a pytest in the task's folder: it would go up from there, to settings and a conftest.py of the workspace."""
+    folder = f"{task.workspace_mount}/{REWARD_FOLDER}"
+    settings = f"{folder}/{PYTEST_SETTINGS}" if Path(task.reward_dir, PYTEST_SETTINGS).exists() else os.devnull
+    return shlex.join(("-c", settings, f"--rootdir={folder}", f"--confcutdir={folder}"))
 
 
 def read_reward(task_id: str, result: ExecResult) -> float:
@@ -68,6 +88,8 @@ def read_reward(task_id: str, result: ExecResult) -> float:
     fault = ""
     if result.timed_out:
         fault = f"was stopped after {result.wall_s:.0f} s"
+    elif result.exceeded:
+        fault = f"took more of the host than a sandbox may: {result.exceeded}"
     elif result.exit_code:
         fault = f"ended with exit code {result.exit_code}"
     elif not lines:

@@ -1,4 +1,4 @@
-"""Make a workspace safe to judge: what is locked is open, `reward` has its place, no link leads to an answer."""
+"""Make a workspace safe to judge: all is open and has an end, no link leads to an answer, `reward` has its place."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ OPEN_FOLDER, OPEN_FILE = stat.S_IRWXU, stat.S_IRUSR
 """What the owner of a folder or file may do at least: inside, root has no capabilities either."""
 INSTALLED = (*PROGRAMS, "opt")
 """Top-level folders outside the workspace to which a link may lead: nobody inside can write there."""
+MOST_HOLES_BYTES = 1 << 30
+"""Of a file, what is not on disk. No answer has as much; who reads on through a terabyte of zeros never ends."""
 LONGEST_PATH = 3000
 """Bytes of a folder's path on the host. The kernel takes 4096; with less, every path below it can be dealt with."""
 
 
 def make_safe(workspace: Path, mount: str) -> None:
-    """`workspace`, which stands at `mount` inside, has an empty `reward` to mount over; all else can be read, and no
-    link in it leads to the verifier's folder, nor to any place where an answer could come to be.
+    """`workspace`, which stands at `mount` inside, has an empty `reward` to mount over; all else can be read, to its
+    end, and no link in it leads to the verifier's folder, nor to any place where an answer could come to be.
 
     What the harness put in the place of `reward`, and folders nested deeper than any script could name them, are moved
-    beside the workspace. No process of the harness may run any more.
+    beside the workspace. Pipes, sockets, devices and files that are all holes are removed: an answer that cannot be
+    read counts as none. No process of the harness may run any more.
     """
     workspace.chmod(OPEN_FOLDER)
     make_room(workspace)
@@ -38,9 +41,11 @@ def make_safe(workspace: Path, mount: str) -> None:
                 link = inside / entry.path[len(top) + 1 :]
                 if not is_harmless(link, os.readlink(entry.path), inside):
                     os.unlink(entry.path)
-            elif entry.is_file():
+            elif entry.is_file() and not _has_no_end(entry):
                 _allow(entry.path, OPEN_FILE)
-            elif entry.is_dir():
+            elif not entry.is_dir():
+                os.unlink(entry.path)
+            else:
                 _allow(entry.path, OPEN_FOLDER)
                 if len(os.fsencode(entry.path)) > LONGEST_PATH:
                     _set_aside(Path(entry.path), workspace)
@@ -74,6 +79,11 @@ def is_harmless(link: PurePosixPath, target: str, workspace: PurePosixPath) -> b
     if workspace.is_relative_to(place) or place.is_relative_to(workspace / REWARD_FOLDER):
         return False
     return place.is_relative_to(workspace) or place.parts[1] in INSTALLED
+
+
+def _has_no_end(entry: os.DirEntry[str]) -> bool:
+    status = entry.stat(follow_symlinks=False)
+    return status.st_size - 512 * status.st_blocks > MOST_HOLES_BYTES
 
 
 def _allow(path: str, bits: int) -> None:

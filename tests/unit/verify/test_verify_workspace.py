@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from itertools import product
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawhpc.records import WORKSPACE_MOUNT
-from clawhpc.verify.workspace import LONGEST_PATH, is_harmless, make_safe
+from clawhpc.verify.workspace import LONGEST_PATH, MOST_HOLES_BYTES, is_harmless, make_safe
 
 
 @pytest.mark.parametrize(
@@ -138,12 +139,25 @@ def test_folders_too_deep_for_a_path_are_moved_out_and_hide_no_link(tmp_path: Pa
     shutil.rmtree(tmp_path)
 
 
-def test_pipes_and_sound_files_are_left_as_they_are(tmp_path: Path) -> None:
+def test_sound_files_are_left_as_they_are(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    os.mkfifo(workspace / "pipe", 0o600)
     (workspace / "file").touch(mode=0o644)
     (workspace / "run").touch(mode=0o100)
+    with (workspace / "disk.img").open("w") as file:
+        file.truncate(MOST_HOLES_BYTES)
     make_safe(workspace, WORKSPACE_MOUNT)
     modes = {path.name: path.stat().st_mode & 0o777 for path in workspace.iterdir() if path.name != "reward"}
-    assert modes == {"pipe": 0o600, "file": 0o644, "run": 0o500}
+    assert modes == {"file": 0o644, "run": 0o500, "disk.img": 0o644}
+
+
+def test_what_keeps_a_reader_waiting_for_ever_is_gone(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    (workspace / "sub").mkdir(parents=True)
+    os.mkfifo(workspace / "sub" / "pipe", 0o600)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(workspace / "socket"))
+    with (workspace / "zeros").open("w") as file:
+        file.truncate(MOST_HOLES_BYTES + 1)
+    make_safe(workspace, WORKSPACE_MOUNT)
+    assert sorted(path.name for path in workspace.rglob("*")) == ["reward", "sub"]
