@@ -125,4 +125,8 @@ def image(cache_dir: Path) -> Path:
     base = cache_dir / "images/debian-base"
     if not base.is_dir():
         missing(f"{base}: see containers/debian_base.sh")
-    return build_image(RECIPE, apptainer=apptainer, cache_dir=cache_dir, base=base)
+    root = Path(tempfile.mkdtemp(prefix="claw-", dir="/tmp"))
+    with Ledger.open(root) as ledger:
+        built = build_image(RECIPE, apptainer=apptainer, cache_dir=cache_dir, ledger=ledger, base=base)
+    remove_tree(root)
+    return built

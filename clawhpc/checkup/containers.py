@@ -53,7 +53,7 @@ def try_containers(
         with anyio.move_on_after(TRY_S):
             try:
                 with boundary(ClawError, kind):
-                    await open_sandbox(replace(settings, kind=kind), ledger=ledger, cache_dir=cache_dir)
+                    await open_sandbox(replace(settings, kind=kind, stage=False), ledger=ledger, cache_dir=cache_dir)
                 failures[kind] = ""
             except ClawError as error:
                 failures[kind] = " ".join(str(error).split())[:REASON_CHARS]

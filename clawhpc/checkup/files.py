@@ -10,16 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from clawhpc.checkup.finding import Finding, State
 from clawhpc.checkup.machine import Machine
+from clawhpc.sandbox.disk import Place, place_of
 from clawhpc.store import write_atomic, write_once
 
 GIB = 1 << 30
-NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "afs", "9p", "virtiofs", "wekafs", "panfs", "fuse")
-"""How the kinds of file systems begin that other hosts may see too."""
 LOCKS_OF_ONE_HOST = ("localflock", "nolock", "local_lock=flock", "local_lock=all")
 """Mount options of Lustre and NFS with which a lock binds the processes of one host only."""
 SLOW_S = 1.0
@@ -40,31 +38,6 @@ with open(sys.argv[1]) as file:
         sys.exit({NO_LOCKS})
 """
 ELSEWHERE = "run.root=FOLDER, on another file system"
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a folder lies on."""
-
-    kind: str
-    """Of its file system, as the kernel names it."""
-    options: tuple[str, ...] = ()
-    """With which it is mounted."""
-
-    @property
-    def is_network(self) -> bool:
-        """Other hosts may see it."""
-        return self.kind.startswith(NETWORK)
-
-
-def place_of(folder: Path, mounts: str) -> Place:
-    """What `folder`, absolute, lies on, by the text of /proc/self/mounts: of the last of the nearest mounts."""
-    found, depth = Place("unknown"), 0
-    for point, kind, options in (line.split(" ")[1:4] for line in mounts.splitlines()):
-        path = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
-        if folder.is_relative_to(path) and len(path.parts) >= depth:
-            found, depth = Place(kind, tuple(options.split(","))), len(path.parts)
-    return found
 
 
 def existing(folder: Path) -> Path:

@@ -10,10 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from clawhpc.checkup.files import GIB, Place, check_room, place_of, room_in
+from clawhpc.checkup.files import GIB, check_room, room_in
 from clawhpc.checkup.finding import Finding, State, lacking
 from clawhpc.checkup.machine import Machine
 from clawhpc.ledger import Ledger, Remains
+from clawhpc.sandbox.disk import Place, place_of
 
 SOCKET = "engine99.d/" + "0" * 36
 """As long as the longest path of a socket below a ledger's scratch."""

@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
+from anyio import to_thread
+
 from clawhpc.errors import HostError, SandboxError, UserError
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
@@ -15,6 +17,7 @@ from clawhpc.sandbox.container import Backend, Container
 from clawhpc.sandbox.image import build_image
 from clawhpc.sandbox.root import Root, host_root, image_root
 from clawhpc.sandbox.settings import Kind, SandboxSettings
+from clawhpc.sandbox.staging import is_far, stage_image
 
 CHECK_S = 60.0
 """For the first start: programs and image may come over the network."""
@@ -28,7 +31,7 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
     if settings.kind not in get_args(Kind):
         raise UserError(f"sandbox.kind={settings.kind}: must be one of {', '.join(get_args(Kind))}")
     folder = Path(tempfile.mkdtemp(prefix="root-", dir=ledger.scratch))
-    root = _root(settings, folder, cache_dir)
+    root = await to_thread.run_sync(_root, settings, folder, ledger, cache_dir, abandon_on_cancel=True)
     reasons = []
     for kind in ("apptainer", "bubblewrap") if settings.kind == "auto" else (settings.kind,):
         try:
@@ -43,15 +46,18 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
     raise HostError(f"no sandbox works here. {'; '.join(reasons)}")
 
 
-def _root(settings: SandboxSettings, folder: Path, cache_dir: Path) -> Root:
-    """The root file system that the settings name; `folder` takes what must be written for it."""
+def _root(settings: SandboxSettings, folder: Path, ledger: Ledger, cache_dir: Path) -> Root:
+    """The root file system that the settings name, on this host; `folder` takes what must be written for it."""
     if settings.image is None:
         return host_root(folder)
     image = Path(settings.image).absolute()
     if not image.exists():
         raise UserError(f"sandbox.image={settings.image}: no such image")
     if image.suffix == ".def":
-        image = build_image(image, apptainer=_apptainer(cache_dir), cache_dir=cache_dir)
+        image = build_image(image, apptainer=_apptainer(cache_dir), cache_dir=cache_dir, ledger=ledger)
+    mounts = Path("/proc/self/mounts").read_text(errors="surrogateescape")
+    if settings.stage or (settings.stage is None and is_far(image, ledger.scratch, mounts)):
+        image = stage_image(image, ledger)
     return image_root(image, folder)
 
 

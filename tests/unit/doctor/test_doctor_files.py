@@ -12,16 +12,15 @@ from clawhpc.checkup.files import (
     GIB,
     HELD,
     NO_LOCKS,
-    Place,
     check_locks,
     check_quota,
     check_room,
     check_run_folder,
     check_writing,
-    place_of,
 )
 from clawhpc.checkup.finding import State
 from clawhpc.checkup.machine import Answer, ThisMachine
+from clawhpc.sandbox.disk import Place, place_of
 from tests.fakes.machine import FakeMachine
 
 MOUNTS = """/dev/sda1 / ext4 rw,relatime 0 0

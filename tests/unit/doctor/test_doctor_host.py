@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.checkup.files import GIB, Place
+from clawhpc.checkup.files import GIB
 from clawhpc.checkup.finding import State
 from clawhpc.checkup.host import (
     bind_error,
@@ -22,6 +22,7 @@ from clawhpc.checkup.host import (
 )
 from clawhpc.checkup.machine import Answer
 from clawhpc.ledger import Ledger, Remains
+from clawhpc.sandbox.disk import Place
 from tests.fakes.machine import FakeMachine
 
 DISK_MOUNT = {"/proc/self/mounts": "/dev/sda1 / ext4 rw 0 0\n"}
