@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import msgspec
@@ -18,6 +19,13 @@ def main(job: str, meeting: str) -> None:
         follow_rl(task, ranks)
 
 
+def leave_signals_to_first() -> None:
+    """What a batch system tells a job, it tells each of its processes; rank 0 alone answers, and ends the others."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 if __name__ == "__main__":
     die_with_parent()
+    leave_signals_to_first()
     main(*sys.argv[1:])

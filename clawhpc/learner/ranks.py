@@ -2,7 +2,10 @@
 
  rank 0 ──starts──▶ rank 1 … size - 1        `lead_ranks`: rank 0 says where they meet; `join_ranks`: another one comes
    ├── scatter, broadcast ──▶ rows, credit   `Ranks`: what they say to one another, in the memory of the CPU
-   └── gather, add ◀───────── values, sums
+   ├── gather, add ◀───────── values, sums
+   └── dismisses ──▶ its end                 so does the end of rank 0, on whatever host
+
+Ranks are numbered host by host, the first host being rank 0's.
 
 What a network says to its shards is FSDP's affair (`sharding.py`), in the same group of processes.
 """
@@ -20,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -31,21 +34,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clawhpc.errors import LaunchError
+from clawhpc.learner.hosts import LOOPBACK, THIS_HOST, Host
 
 T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
 READY = b"ready\n"
 """What a rank says once its imports are done and it is about to join."""
+DISMISSAL = "dismissal"
+"""What rank 0 puts into the store when the others are to end."""
 START_S = 600.0
 """For a rank to say so: a cold file system that many share takes minutes to read torch."""
-MEET_S = 600.0
-"""For the ranks to find one another once all have said so."""
+REACH = timedelta(seconds=30)
+"""For a rank to reach rank 0, which is waiting, or gone."""
+MEET = timedelta(minutes=10)
+"""For the ranks to find one another once all have said that they are ready."""
 SILENCE = timedelta(days=7)
 """Longest wait for another rank. A collection may take hours; the end of a process is noticed at once in other ways."""
 NOTICE_S = 20.0
 """After a call to the others has failed, for the one that is gone to have ended: an interpreter takes its time."""
+END_S = 10.0
+"""For the starter of a rank on another host to end, once the rank is dismissed and the starter told to end."""
 TAIL_BYTES = 2000
+PIPE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +67,23 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    per_host: int = 1
+    """Ranks of a host, the same for all."""
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that have ranks."""
+        return self.size // self.per_host
+
+    @property
+    def host_rank(self) -> int:
+        """The number of this rank's host."""
+        return self.rank // self.per_host
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among those of its host; that of its GPU."""
+        return self.rank % self.per_host
 
     @property
     def first(self) -> bool:
@@ -97,10 +124,9 @@ ALONE = Ranks()
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where a rank finds the others."""
+    """Which rank one is, and where it finds the others."""
 
-    rank: int
-    size: int
+    ranks: Ranks
     address: str
     """Of rank 0's host."""
     port: int
@@ -108,67 +134,101 @@ class Meeting:
 
 @contextmanager
 def lead_ranks(
-    size: int, command: Sequence[str], *, logs: Path, environment: Mapping[str, str], cuda: bool
+    per_host: int,
+    command: Sequence[str],
+    *,
+    hosts: Sequence[Host] = (THIS_HOST,),
+    logs: Path,
+    environment: Mapping[str, str],
+    cuda: bool,
 ) -> Iterator[Ranks]:
-    """Rank 0 of `size`, the others started on this host: `command`, with a `Meeting` in JSON as its last argument.
+    """Rank 0 of `per_host` ranks on each of `hosts`, of which the first is this one.
 
-    What rank r writes to its standard error is in `logs / rank-r.log`; `environment` is added to ours. They are ended
-    with the block, whatever they are about. LaunchError, which names the log, within seconds of a bad end of one.
+    The others are started: `command`, with a `Meeting` in JSON as its last argument. What rank r writes to its standard
+    error is in `logs / rank-r.log`; `environment` is added to that of its host. They are ended with the block, whatever
+    they are about. LaunchError, which names host and log, within seconds of a bad end of one.
     """
-    if size == 1:
+    first = Ranks(size=per_host * len(hosts), per_host=per_host)
+    if first.size == 1:
         yield ALONE
         return
-    listener = socket.create_server((LOOPBACK, 0))  # the store takes it over: no port is looked up and lost again
+    # The store takes the listener over: no port is looked up and lost again.
+    listener = socket.create_server((LOOPBACK if len(hosts) == 1 else "", 0))
     port = listener.getsockname()[1]
     store = dist.TCPStore(
         LOOPBACK,
         port,
-        size,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=MEET_S),
+        timeout=MEET,
         master_listen_fd=listener.detach(),
     )
-    with _Followers(command, logs, environment) as followers:
-        for rank in range(1, size):
-            followers.start(Meeting(rank=rank, size=size, address=LOOPBACK, port=port))
+    with _Followers(command, logs, environment, store) as followers:
+        for rank in range(1, first.size):
+            ranks = replace(first, rank=rank)
+            followers.start(Meeting(ranks=ranks, address=hosts[0].address, port=port), hosts[ranks.host_rank])
         followers.wait_until_ready()
         followers.watch(abort=cuda)
-        with followers.named(), _joined(Ranks(size=size), store, cuda=cuda) as ranks:
-            yield ranks
+        with followers.named(), _joined(first, store, cuda=cuda):
+            yield first
 
 
 @contextmanager
 def group_of_one(*, cuda: bool) -> Iterator[Ranks]:
     """This process by itself, in a group all the same, which FSDP asks for."""
-    with _joined(ALONE, dist.HashStore(), cuda=cuda) as ranks:
-        yield ranks
+    with _joined(ALONE, dist.HashStore(), cuda=cuda):
+        yield ALONE
 
 
 @contextmanager
 def join_ranks(meeting: Meeting, *, cuda: bool) -> Iterator[Ranks]:
-    """Another rank than 0, whose standard output rank 0 reads."""
+    """Another rank than 0, whose standard output rank 0 reads. It never outlives rank 0.
+
+    Does not return from a block that has ended well: what ends the process then is rank 0.
+    """
+    store = dist.TCPStore(meeting.address, meeting.port, is_master=False, timeout=REACH)
+    store.set_timeout(MEET)
+    end = threading.Thread(target=_end_with_first, args=(_connected_again(store),), name="end", daemon=True)
+    end.start()
     os.write(sys.stdout.fileno(), READY)
-    timeout = timedelta(seconds=MEET_S)
-    store = dist.TCPStore(meeting.address, meeting.port, meeting.size, is_master=False, timeout=timeout)
-    with _joined(Ranks(rank=meeting.rank, size=meeting.size), store, cuda=cuda) as ranks:
-        yield ranks
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on
+    with _joined(meeting.ranks, store, cuda=cuda):
+        yield meeting.ranks
+    end.join()
+
+
+def _connected_again(store: dist.TCPStore) -> dist.TCPStore:
+    """The same store: who waits for it on one connection holds up nobody on the other."""
+    return store.clone()  # type: ignore[attr-defined] # torch's stubs lack it
+
+
+def _end_with_first(store: dist.Store) -> None:
+    """End this process when rank 0 dismisses it, or is gone: its store then closes the connection."""
+    while True:
+        try:
+            store.wait([DISMISSAL], SILENCE)
+        except dist.DistNetworkError:
+            os._exit(1)
+        except dist.DistStoreError:  # time is up
+            continue
+        os._exit(0)
 
 
 @contextmanager
-def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[Ranks]:
+def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[None]:
     """In one group of processes, in which tensors on GPUs go by NCCL, and all else by gloo."""
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,
         rank=ranks.rank,
         world_size=ranks.size,
-        timeout=SILENCE,
-        device_id=torch.device("cuda", ranks.rank) if cuda else None,
+        timeout=MEET,
+        device_id=torch.device("cuda", ranks.local_rank) if cuda else None,
     )
+    dist.distributed_c10d._set_pg_timeout(SILENCE)
     finished = False
     try:
-        yield ranks
+        yield
         finished = True
     finally:
         _leave(abort=cuda and not finished)
@@ -185,28 +245,35 @@ def _leave(*, abort: bool) -> None:
 
 
 class _Followers:
-    """The other ranks of this host. None is left when the block ends: they are killed, for they write nothing."""
+    """The other ranks. None is left when the block ends."""
 
-    def __init__(self, command: Sequence[str], logs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], logs: Path, environment: Mapping[str, str], store: dist.TCPStore
+    ) -> None:
         self._command = command
         self._logs = logs
         self._environment = environment
+        self._store = _connected_again(store)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """By rank; that of its starter, where it is on another host."""
+        self._hosts: dict[int, Host] = {}
         """By rank."""
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         """Rank and exit code of each that has ended and should not have, in that order: the others follow the first."""
         self._dismissed = threading.Event()
 
-    def start(self, meeting: Meeting) -> None:
+    def start(self, meeting: Meeting, host: Host) -> None:
         """The process of one rank."""
+        rank = meeting.ranks.rank
         self._logs.mkdir(parents=True, exist_ok=True)
-        with self._log(meeting.rank).open("wb") as errors:
-            self._processes[meeting.rank] = subprocess.Popen(
-                [*self._command, msgspec.json.encode(meeting).decode()],
+        self._hosts[rank] = host
+        with self._log(rank).open("wb") as errors:
+            self._processes[rank] = subprocess.Popen(
+                [*host.starter, *self._command, msgspec.json.encode(meeting).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **self._environment},
+                env={**(os.environ if host.environment is None else host.environment), **self._environment},
                 start_new_session=True,  # Ctrl-C is for rank 0 alone
             )
 
@@ -214,15 +281,15 @@ class _Followers:
         """Until each is about to join. LaunchError where one ends before that, or is not in START_S."""
         until = time.monotonic() + START_S
         for rank, process in self._processes.items():
-            said = _read_until(process, until)
-            if said is None:
+            ready = _is_ready(process, until)
+            if ready is None:
                 log = self._log(rank)
-                raise LaunchError(f"rank {rank} of the learner does not start within {START_S:.0f} s; its log is {log}")
-            if said != READY:
+                raise LaunchError(f"{self._name(rank)} does not start within {START_S:.0f} s; its log is {log}")
+            if not ready:
                 raise self._error(rank, process.wait(NOTICE_S))
 
     def watch(self, *, abort: bool) -> None:
-        """Notice a bad end of each. gloo then fails by itself; NCCL would wait on, unless told to `abort`."""
+        """Notice a bad end of each, and end all. gloo then fails; NCCL would wait on, unless told to `abort`."""
         for rank in self._processes:
             threading.Thread(target=self._notice, args=(rank, abort), daemon=True).start()
 
@@ -230,6 +297,7 @@ class _Followers:
         code = self._processes[rank].wait()
         if code and not self._dismissed.is_set():
             self._ended.put((rank, code))
+            self._store.set(DISMISSAL, "")  # a starter may have ended alone
             if abort:
                 _leave(abort=True)
 
@@ -246,11 +314,14 @@ class _Followers:
             raise self._error(*ended) from error
 
     def _error(self, rank: int, code: int) -> LaunchError:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
         log = self._log(rank)
         lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-        said = lines[-1].removeprefix(f"[rank{rank}]: ") if lines else "it said nothing"  # the prefix is torch's
-        return LaunchError(f"rank {rank} of the learner {how}: {said}; its log is {log}")
+        said = _last_words(lines, self._hosts[rank]).removeprefix(f"[rank{rank}]: ")  # the prefix is torch's
+        return LaunchError(f"{self._name(rank)} {_how_it_ended(code)}: {said}; its log is {log}")
+
+    def _name(self, rank: int) -> str:
+        host = self._hosts[rank]
+        return f"rank {rank} of the learner" + (f" on {host.name}" if host.starter else "")
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
@@ -260,18 +331,53 @@ class _Followers:
 
     def __exit__(self, *_: object) -> None:
         self._dismissed.set()
+        self._store.set(DISMISSAL, "")
+        for rank, process in self._processes.items():
+            if self._hosts[rank].starter:
+                process.terminate()
+            else:
+                process.kill()  # it writes nothing
+        until = time.monotonic() + END_S
         for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            _end(process, until)
 
 
-def _read_until(process: subprocess.Popen[bytes], until: float) -> bytes | None:
-    """What the process says next; nothing if it has ended; None if it says nothing in time."""
+def _end(process: subprocess.Popen[bytes], until: float) -> None:
+    """Wait for the end of a process, and kill it if it has not ended by itself."""
+    try:
+        process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     assert process.stdout is not None
+    process.stdout.close()
+
+
+def _how_it_ended(code: int) -> str:
+    number = -code if code < 0 else code - 128  # a starter's way to say it
+    if number in set(signal.Signals):
+        return f"was killed by {signal.Signals(number).name}"
+    return f"has ended with exit code {code}"
+
+
+def _last_words(lines: Sequence[str], host: Host) -> str:
+    """The last line of a rank, or what its starter said, if it never came to speak."""
+    starter = tuple(f"{Path(program).name}: " for program in host.starter[:1])
+    own = [line for line in lines if not line.startswith(starter)]
+    return (own or lines or ["it said nothing"])[-1]
+
+
+def _is_ready(process: subprocess.Popen[bytes], until: float) -> bool | None:
+    """The process says that it is, after whatever a site has others say first; False if it ends; None if it is late."""
+    assert process.stdout is not None
+    said = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        ready = selector.select(max(0.0, until - time.monotonic()))
-    return os.read(process.stdout.fileno(), len(READY)) if ready else None
+        while not said.endswith(READY):
+            if not selector.select(max(0.0, until - time.monotonic())):
+                return None
+            more = os.read(process.stdout.fileno(), PIPE_BYTES)
+            if not more:
+                return False
+            said += more
+    return True

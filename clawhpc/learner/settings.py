@@ -135,7 +135,9 @@ class LearnerSettings:
     it is learned. 1: while that is learned. A token of an older policy does not train, and is counted.
     """
     devices: int = 1
-    """Processes on this machine that share the learner (FSDP); each has a GPU of its own, or its share of the cores."""
+    """Processes on each host that share the learner (FSDP); each has a GPU of its own, or its share of the cores."""
+    num_nodes: int = 1
+    """Hosts that share the learner: more than one are those of the Slurm job that the campaign runs in."""
     keep_checkpoints: int = 2
     """Newest checkpoints that stay; each holds weights, optimizer and random state."""
     seed: int = 0
@@ -146,7 +148,7 @@ class LearnerSettings:
         choices = {"schedule": Schedule, "precision": Precision, "accelerator": Accelerator, "wandb": WandbMode}
         check_choices(self, choices)
         at_least(self, lr=0, warmup_steps=0, weight_decay=0, num_threads=0, seed=0, max_staleness=0)
-        at_least(self, epochs=1, logit_chunk=1, devices=1, checkpoint_every=1, keep_checkpoints=1)
+        at_least(self, epochs=1, logit_chunk=1, devices=1, num_nodes=1, checkpoint_every=1, keep_checkpoints=1)
         if self.token_budget is not None:
             at_least(self, token_budget=1)
         if not self.max_grad_norm > 0:

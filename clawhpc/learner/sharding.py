@@ -201,8 +201,8 @@ class RankEnvironment(ClusterEnvironment):
 
     def local_rank(self) -> int:
         """On this host."""
-        return self._ranks.rank
+        return self._ranks.local_rank
 
     def node_rank(self) -> int:
-        """All ranks are on one host."""
-        return 0
+        """Of this host."""
+        return self._ranks.host_rank

@@ -36,6 +36,7 @@ from clawhpc.learner.callbacks import (
     list_checkpoints,
 )
 from clawhpc.learner.data import StepData, StepSource, rl_source, sft_source, shared_source
+from clawhpc.learner.hosts import THIS_HOST, Host
 from clawhpc.learner.module import LearnerModule, SftModule
 from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import save_policy
@@ -73,12 +74,13 @@ def fit_rl(
     paths: LearnerPaths,
     logger: Logger | Literal[False] = False,
     environment: Mapping[str, str] = MappingProxyType({}),
+    hosts: Sequence[Host] = (THIS_HOST,),
 ) -> int:
     """Make at most `num_steps` steps, starting from the policy in folder `policy`; returns the step of the last policy.
 
     PolicyVersion k is in `policy_folder(k)` before `collect(k)` is called, which may block, and returns the rollouts of
-    step k, or None to end here. All of this happens in this process, whatever `settings.devices`; `environment` is for
-    the others.
+    step k, or None to end here. All of this happens in this process. The others run on `hosts`, which are as many as
+    `settings.num_nodes`, this one first; `environment` is for them.
     """
     first = read_policy(policy)
     job = RankJob(
@@ -89,8 +91,8 @@ def fit_rl(
         checkpoints=str(paths.checkpoints),
         cuda=check_devices(settings),
     )
-    with _ranks(settings, job, logs=paths.ranks, environment=environment) as ranks:
-        return _fit(
+    with _ranks(job, hosts, logs=paths.ranks, environment=environment) as ranks:
+        return fit(
             job.module(ranks),
             shared_source(rl_source(collect, settings, credit), ranks),
             [
@@ -105,11 +107,13 @@ def fit_rl(
 
 
 def _ranks(
-    settings: LearnerSettings, job: RankJob, *, logs: Path, environment: Mapping[str, str]
+    job: RankJob, hosts: Sequence[Host], *, logs: Path, environment: Mapping[str, str]
 ) -> AbstractContextManager[Ranks]:
-    if settings.devices == 1:
+    settings = job.settings
+    assert len(hosts) == settings.num_nodes, f"{len(hosts)} hosts for learner.num_nodes={settings.num_nodes}"
+    if settings.devices * settings.num_nodes == 1:
         return _alone(settings, cuda=job.cuda)
-    return lead_ranks(settings.devices, job.command, logs=logs, environment=environment, cuda=job.cuda)
+    return lead_ranks(settings.devices, job.command, hosts=hosts, logs=logs, environment=environment, cuda=job.cuda)
 
 
 def _alone(settings: LearnerSettings, *, cuda: bool) -> AbstractContextManager[Ranks]:
@@ -142,7 +146,7 @@ class RankJob:
 def follow_rl(job: RankJob, ranks: Ranks) -> None:
     """Share the work of a `fit_rl` in another process, which reads the policy and a checkpoint, and writes nothing."""
     checkpoints = _checkpoints(job.settings, Path(job.checkpoints))
-    _fit(job.module(ranks), shared_source(None, ranks), [checkpoints, GivePolicy()], [])
+    fit(job.module(ranks), shared_source(None, ranks), [checkpoints, GivePolicy()], [])
 
 
 def fit_sft(
@@ -166,7 +170,7 @@ def fit_sft(
     watch = RichProgressBar() if sys.stdout.isatty() else PrintSteps(num_steps, SFT_LINE, every=SFT_LINE_EVERY)
     callbacks = [watch, WriteCsv(paths.metrics / "metrics.csv"), _checkpoints(settings, paths.checkpoints)]
     with _alone(settings, cuda=cuda):
-        _fit(module, source, callbacks, list_checkpoints(paths.checkpoints))
+        fit(module, source, callbacks, list_checkpoints(paths.checkpoints))
         return save_policy(
             output,
             module.policy.model,
@@ -194,7 +198,7 @@ SFT_LINE_EVERY = 25
 
 
 def check_devices(settings: LearnerSettings) -> bool:
-    """UserError where there are not the GPUs that `settings` ask for."""
+    """UserError where there are not the GPUs that `settings` ask for of this host, and so of each."""
     num_gpus = torch.cuda.device_count() if settings.accelerator != "cpu" else 0
     if settings.accelerator == "cuda" and not num_gpus:
         raise UserError("learner.accelerator=cuda: torch finds no GPU here; on this machine it is cpu, or auto")
@@ -207,7 +211,7 @@ def _checkpoints(settings: LearnerSettings, folder: Path) -> SaveCheckpoint:
     return SaveCheckpoint(folder, every=settings.checkpoint_every, keep=settings.keep_checkpoints)
 
 
-def _fit(
+def fit(
     module: LearnerModule,
     source: StepSource,
     callbacks: Sequence[Callback],
@@ -215,15 +219,16 @@ def _fit(
     *,
     logger: Logger | Literal[False] = False,
 ) -> int:
-    """Go on from the last of the `saved` checkpoints that rank 0 has; returns the number of steps that are done."""
+    """Go through `source`, from the last of the `saved` checkpoints that rank 0 has on; the number of steps done."""
     settings, ranks = module.settings, module.ranks
     if settings.num_threads or ranks.size > 1:
-        torch.set_num_threads(settings.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.size))
+        torch.set_num_threads(settings.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.per_host))
     seed_everything(settings.seed, verbose=False)
     _silence_lightning()
     trainer = Trainer(
         accelerator=settings.accelerator,
-        devices=ranks.size,
+        devices=ranks.per_host,
+        num_nodes=ranks.num_hosts,
         strategy=ShardedStrategy(ranks) if module.sharded else "auto",
         precision="32-true",  # of the weights; what is computed in bf16 is `sharding.py`'s affair
         max_epochs=1,

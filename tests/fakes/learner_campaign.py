@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from safetensors.torch import load_file
 
 from clawhpc.credit.settings import CreditSettings
+from clawhpc.learner.hosts import THIS_HOST, Host
 from clawhpc.learner.settings import CriticSettings, LearnerSettings, LossSettings, PolicySettings
 from clawhpc.learner.trainer import LearnerPaths, fit_rl
 from clawhpc.paths import RunPaths
@@ -63,6 +64,7 @@ class Campaign:
     credit: CreditSettings = field(default_factory=CreditSettings)
     num_steps: int = NUM_STEPS
     logger: Logger | Literal[False] = False
+    hosts: Sequence[Host] = (THIS_HOST,)
     kill_when: Callable[[str, int], bool] = lambda event, step: False
     events: list[tuple[str, int]] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ class Campaign:
             policy_folder=self._policy_folder,
             paths=LearnerPaths(checkpoints=self.run.checkpoints, metrics=self.run.metrics),
             logger=self.logger,
+            hosts=self.hosts,
         )
         return load_file(self.run.policy(last) / "model.safetensors")
 
@@ -96,6 +99,14 @@ class Campaign:
 
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """To a thousandth of a step of `lr`. Only the order of sums differs, by 1e-7 of a gradient; but AdamW divides by
+    its size, and where a gradient is next to nothing, that is 3e-4 of a step.
+    """
+    assert left.keys() == right.keys()
+    return all((left[name] - right[name]).abs().max() < 1e-3 * SETTINGS.lr for name in left)
 
 
 def rows_of(run: RunPaths) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from clawhpc.learner.data import rl_source
 from clawhpc.learner.means import StepMeans
 from clawhpc.learner.policy import load_policy
 from clawhpc.learner.rl_module import RlModule
-from clawhpc.learner.trainer import _fit
+from clawhpc.learner.trainer import fit
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord
 from tests.fakes.disk import largest_file
@@ -49,7 +49,7 @@ def test_an_update_whose_gradient_is_not_finite_leaves_no_trace_and_is_counted(p
     weights = []
     for module in (Faulty(SETTINGS, policy, 1), RlModule(replace(SETTINGS, epochs=1), policy, 1)):
         csv_log = WriteCsv(tmp_path / type(module).__name__ / "metrics.csv")
-        _fit(module, rl_source(rollouts, SETTINGS, CreditSettings()), [csv_log], [])
+        fit(module, rl_source(rollouts, SETTINGS, CreditSettings()), [csv_log], [])
         weights.append(module.policy.model.state_dict())
     assert equal(*weights)
     with (tmp_path / "Faulty" / "metrics.csv").open() as file:

@@ -28,19 +28,19 @@ from clawhpc.learner.data import share_step
 from clawhpc.learner.networks import load_tree_policy
 from clawhpc.learner.policy import load_policy, save_policy
 from clawhpc.learner.ranks import NOTICE_S, Ranks, group_of_one, lead_ranks
-from clawhpc.learner.sharding import clip_gradients, shard
+from clawhpc.learner.sharding import RankEnvironment, clip_gradients, shard
 from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger.reap import read_processes
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
-from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, rollouts, rows_of
+from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, close, rollouts, rows_of
 
 ROOT = Path(__file__).parents[3]
 
 
-def lead(command: Sequence[str], logs: Path, size: int = 2) -> AbstractContextManager[Ranks]:
+def lead(command: Sequence[str], logs: Path, per_host: int = 2) -> AbstractContextManager[Ranks]:
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return lead_ranks(size, command, logs=logs, environment=environment, cuda=False)
+    return lead_ranks(per_host, command, logs=logs, environment=environment, cuda=False)
 
 
 def rank(script: str) -> list[str]:
@@ -56,8 +56,19 @@ def test_one_rank_by_itself_says_things_to_itself() -> None:
     assert ranks.add(torch.ones(2)).tolist() == [1.0, 1.0]
 
 
+def test_ranks_are_numbered_host_by_host_for_lightning_too() -> None:
+    places = []
+    for number in range(6):
+        ranks = Ranks(rank=number, size=6, per_host=2)
+        places.append((ranks.host_rank, ranks.local_rank))
+        lightnings = RankEnvironment(ranks)
+        assert (lightnings.node_rank(), lightnings.local_rank()) == places[-1]
+        assert (lightnings.global_rank(), lightnings.world_size(), ranks.num_hosts) == (number, 6, 3)
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
 def test_ranks_scatter_gather_broadcast_and_add(tmp_path: Path) -> None:
-    with lead(rank("exchange"), tmp_path, size=3) as ranks:
+    with lead(rank("exchange"), tmp_path, per_host=3) as ranks:
         assert ranks.scatter([1, 2, 3]) == 1
         assert ranks.gather(10) == [10, 20, 30]
         assert ranks.broadcast("all") == "all"
@@ -116,14 +127,6 @@ def chain_row(size: int) -> TreeBatch:
 def first_step_teaches_nothing(step: int) -> list[RolloutRecord]:
     records = rollouts(step)
     return records if step else [replace(record, verdict=Verdict(reward=1.0)) for record in records]
-
-
-def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """To a thousandth of a step of `lr`. Only the order of sums differs, by 1e-7 of a gradient; but AdamW divides by
-    its size, and where a gradient is next to nothing, that is 3e-4 of a step.
-    """
-    assert left.keys() == right.keys()
-    return all((left[name] - right[name]).abs().max() < 1e-3 * SETTINGS.lr for name in left)
 
 
 def logged(run: RunPaths, name: str) -> list[float]:

@@ -1,0 +1,161 @@
+"""The learner on two hosts of one job of a real Slurm. The nodes are virtual: both are this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from clawhpc.errors import LaunchError, UserError
+from clawhpc.launch.allocation import learner_hosts
+from clawhpc.learner.ranks import Ranks, lead_ranks
+from clawhpc.ledger.reap import read_processes
+from clawhpc.paths import RunPaths
+from clawhpc.records import RolloutRecord
+from tests.fakes.learner_campaign import SETTINGS, Campaign, close, rollouts
+from tests.sandbox_parts import running
+from tests.slurm_cluster import SlurmCluster, until
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).parents[2]
+SHOW = "import os; print(os.environ['SLURMD_NODENAME'], os.environ['CUDA_VISIBLE_DEVICES'], os.environ['SLURM_NTASKS'])"
+ASK = """
+import subprocess, sys
+from clawhpc.launch.allocation import learner_hosts
+here, there = learner_hosts(2)
+command = [*there.starter, sys.executable, "-c", sys.argv[1]]
+print(here.name, subprocess.check_output(command, env=there.environment, text=True), end="", flush=True)
+"""
+LEAD = """
+import sys, time
+from tests.integration.test_slurm_ranks import lead
+with lead(sys.argv[1]) as ranks:
+    print(ranks.gather(0)[1], flush=True)
+    time.sleep(120)
+"""
+
+
+@dataclass
+class Job:
+    """An allocation of two nodes; this process stands as on the first of them."""
+
+    job_id: str
+    slurm: SlurmCluster
+
+    def steps(self) -> list[str]:
+        """Those of its steps that run, or are ending."""
+        listed = self.slurm.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
+        return [step for step in listed.split() if not step.endswith((".extern", ".batch"))]
+
+
+@pytest.fixture
+def job(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Job:
+    slurm.run("salloc", "--no-shell", "--nodes=2", "--ntasks-per-node=1", "--mem=500", "--nodelist=n1,n2")
+    (job_id,) = slurm.queue()
+    for key, value in {"SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}.items():
+        monkeypatch.setenv(key, value)
+    return Job(job_id, slurm)
+
+
+def lead(logs: str) -> AbstractContextManager[Ranks]:
+    """Two ranks, the second one on the other host: it says its process id, and waits."""
+    command = [sys.executable, "-m", "tests.fakes.rank", "wait"]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return lead_ranks(1, command, hosts=learner_hosts(2), logs=Path(logs), environment=environment, cuda=False)
+
+
+def test_a_batch_script_and_a_step_start_steps_on_the_other_node_that_see_its_gpus(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Whatever the job was asked for: what srun would take from the environment of either is not handed on."""
+    ask = f"{sys.executable} -c '{ASK}' \"{SHOW}\""
+    as_a_campaign = "srun --nodes=1 --ntasks=1 --relative=0 --cpus-per-task=2"
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nset -e\nexport PYTHONPATH={ROOT}\n{ask}\n{as_a_campaign} {ask}\n")
+    asked = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--mem=500", "--gpus-per-node=2")
+    outputs = (f"--output={tmp_path}/out", f"--error={tmp_path}/error")
+    slurm.run("sbatch", "--wait", *asked, "--nodelist=n2,n3", *outputs, script)
+    assert (tmp_path / "out").read_text() == "n2 n3 0,1 1\n" * 2, (tmp_path / "error").read_text()
+
+
+def test_a_job_that_has_too_few_nodes_says_so(job: Job) -> None:
+    with pytest.raises(UserError, match=r"learner\.num_nodes=3: this Slurm job has 2 \(n1, n2\)"):
+        learner_hosts(3)
+
+
+def test_two_hosts_learn_what_one_process_does_and_a_rank_killed_on_the_other_is_named_with_its_host(
+    job: Job, babbler: Path, tmp_path: Path
+) -> None:
+    """A signal for the job, such as that its time is almost up, is rank 0's to answer: it does not end the others."""
+
+    def collect(step: int) -> list[RolloutRecord]:
+        if step == 0:
+            job.slurm.run("scancel", "--signal=USR2", job.job_id)
+        if step == 2:
+            os.kill(rank_on_other_host(str(tmp_path)), signal.SIGKILL)
+        return rollouts(step)
+
+    two = Campaign(
+        RunPaths(tmp_path / "two"),
+        collect=collect,
+        settings=replace(SETTINGS, num_nodes=2, accelerator="cpu"),
+        hosts=learner_hosts(2),
+    )
+    with pytest.raises(LaunchError, match=r"rank 1 of the learner on n2 was killed by SIGKILL.*rank-1\.log"):
+        two.train(babbler)
+    one = Campaign(RunPaths(tmp_path / "one"), num_steps=2).train(babbler)
+    assert close(load_file(two.run.policy(2) / "model.safetensors"), one)
+    until(lambda: not job.steps())
+
+
+def rank_on_other_host(needle: str) -> int:
+    """That whose command contains `needle`, as that of its srun does."""
+    (pid,) = [pid for pid in running(needle) if name_of(pid) != "srun"]
+    return pid
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+@pytest.fixture
+def leader(job: Job, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is rank 0, and prints the process id of rank 1, which is not its child."""
+    process = subprocess.Popen([sys.executable, "-c", LEAD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_rank_on_another_host_does_not_outlive_a_rank_0_that_is_killed(
+    job: Job, leader: subprocess.Popen[str]
+) -> None:
+    assert leader.stdout is not None
+    follower = int(leader.stdout.readline())
+    assert len(job.steps()) == 1
+    leader.kill()
+    until(lambda: follower not in read_processes(), within_s=10)
+    until(lambda: not job.steps())
+
+
+@pytest.mark.slow
+def test_a_rank_whose_srun_is_killed_ends_and_is_named(job: Job, tmp_path: Path) -> None:
+    killed = r"rank 1 of the learner on n2 was killed by SIGKILL"
+    with pytest.raises(LaunchError, match=killed), lead(str(tmp_path)) as ranks:  # noqa: PT012
+        follower = ranks.gather(0)[1]
+        for pid, process in read_processes().items():
+            if process.parent == os.getpid() and name_of(pid) == "srun":
+                os.kill(pid, signal.SIGKILL)
+        ranks.gather(0)
+        ranks.gather(0)
+    until(lambda: follower not in read_processes(), within_s=10)
+    until(lambda: not job.steps())
