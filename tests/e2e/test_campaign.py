@@ -145,7 +145,7 @@ def test_a_second_campaign_in_the_same_folder_is_refused(desk: Desk) -> None:
 
 
 def test_a_worker_that_cannot_start_its_engine_says_so_in_one_line(desk: Desk, tmp_path: Path) -> None:
-    command = desk.start(engine__kv_cache_gib=100_000)
+    command = desk.start(engine__kv_cache_gib=100_000, worker__max_failed_starts=1)
     assert command.wait(START_S) == 1
     (line,) = [line for line in command.text().splitlines() if line.startswith("clawhpc: ")]
     assert "engine" in line

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from clawhpc.errors import EngineError
+from clawhpc.errors import HostError
 from clawhpc.launch.job import WorkerJob
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, Limits
@@ -81,7 +81,7 @@ class StubWorker(WorkerJob):
         done.touch()
         if task_id.startswith("exit-7"):
             os._exit(7)
-        raise EngineError("the engine has failed to start three times")
+        raise HostError("the engine has failed to start 3 times in a row")
 
 
 @dataclass(frozen=True)
