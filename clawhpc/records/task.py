@@ -21,7 +21,10 @@ LEAST_VERIFY_S = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of one rollout. Reaching one is the outcome `limit` or `timeout`."""
+    """Bounds of one rollout. Reaching one is the outcome `limit` or `timeout`.
+
+    What it may take of its host is a matter of its sandbox: `SandboxLimits`.
+    """
 
     deadline_s: float = 120.0
     """Wall clock for the whole rollout, boot and teardown included (law 5)."""

@@ -87,7 +87,7 @@ def run(command: dict) -> tuple[dict, bytes]:
 
 def bound(limits: dict, own_users: bool) -> None:
     """What the kernel itself holds us and all that we start to. Where the host's memory runs out, it takes us first."""
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     values = {
         resource.RLIMIT_CORE: 0,

@@ -1,0 +1,70 @@
+"""How init.py measures what a command takes, on files and processes of the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from clawhpc.sandbox import init
+from clawhpc.sandbox.settings import SandboxLimits
+
+MB = 1 << 20
+
+
+def test_what_is_written_counts_once_where_it_lies_and_as_much_as_it_takes(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside / "deep/deeper", outside):
+        folder.mkdir(parents=True)
+    (outside / "large").write_bytes(bytes(8 * MB))
+    (inside / "to_outside").symlink_to(outside)
+    (inside / "deep/deeper/file").write_bytes(b"x" * MB)
+    (inside / "same").hardlink_to(inside / "deep/deeper/file")
+    with (inside / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    assert MB <= init.written([str(inside)]) < 2 * MB
+    assert init.written([str(inside), str(outside)]) >= 9 * MB
+
+
+def test_a_file_that_cannot_be_listed_any_more_is_no_error(tmp_path: Path) -> None:
+    assert init.written([str(tmp_path / "gone")]) == 0
+
+
+def test_a_deleted_file_counts_as_long_as_a_process_has_it_open(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile(dir=tmp_path) as file:
+        file.write(bytes(3 * MB))
+        file.flush()
+        sizes = [
+            size for device, size in init.open_deleted({os.getpid(): (1, 0)}) if device == os.stat(tmp_path).st_dev
+        ]
+        assert any(3 * MB <= size < 4 * MB for size in sizes)
+
+
+def test_a_process_is_seen_with_its_threads_and_its_memory_and_is_gone_when_it_ends() -> None:
+    script = "import threading; threading.Thread(target=input).start(); x = b'x' * (20 << 20); print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        threads, mapped = init.processes()[process.pid]
+        assert threads == 2
+        total, shared = init.exact_memory({process.pid: (threads, mapped)})
+        assert 20 * MB <= total <= mapped
+        assert shared < MB
+        process.communicate(b"\n")
+    assert process.pid not in init.processes()
+    assert init.exact_memory({process.pid: (threads, mapped)}) == (0, 0)
+
+
+def test_what_is_too_much_is_told_with_the_figures() -> None:
+    assert init.beyond("memory", 3 << 30, 4 << 30) == ""
+    assert init.beyond("memory", (4 << 30) + (1 << 28), 4 << 30) == "memory: 4.25 GB; the limit is 4.00 GB"
+
+
+@pytest.mark.parametrize("field", ["memory_gb", "max_processes", "disk_gb", "max_open_files", "output_mb"])
+def test_a_limit_under_which_nothing_could_run_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field}=0: must be at least"):
+        SandboxLimits(**{field: 0})
