@@ -167,7 +167,7 @@ class PolicyDesk:
             if self.server is None or not self.server.alive:
                 await self._replace(self._policy)
             elif self.server.policy_step != plan.policy_step:
-                await self.server.load(self._policy)
+                await self._load(self.server, self._policy)
 
     async def recover(self) -> None:
         """Return when the engine can be asked, another one where the last is not well. Raises EngineError."""
@@ -205,6 +205,14 @@ class PolicyDesk:
 
     def _holds(self, policy_step: int) -> bool:
         return self.server is not None and self.server.alive and self.server.policy_step == policy_step
+
+    async def _load(self, server: PolicyServer, policy: PolicyVersion) -> None:
+        """New weights; in another engine where this one cannot take them, or dies meanwhile."""
+        try:
+            await server.load(policy)
+        except EngineError as error:
+            log.warning("the engine is started again, for it did not load policy step %d: %s", policy.step, error)
+            await self._replace(policy)
 
     async def _replace(self, policy: PolicyVersion) -> None:
         """Another engine in place of the one that is held, which ends first: the memory is not for two."""

@@ -23,7 +23,7 @@ def on_small_disk(folder: Path, module: str, scenario: str, *, size: str) -> sub
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", MOUNT, "sh", str(folder), size, *program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=Path(__file__).parents[2],
     )
 

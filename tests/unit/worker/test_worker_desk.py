@@ -42,6 +42,7 @@ class FakeServer:
     well: bool = True
     cpu_s: float = 2.0
 
+    loads: bool = True
     num_copies: int = 1
     asked: list[int] = field(default_factory=list)
     """Copies, one for each draw."""
@@ -55,6 +56,8 @@ class FakeServer:
         return [FakeCopy(self, rank) for rank in range(self.num_copies)]
 
     async def load(self, policy: PolicyVersion) -> None:
+        if not self.loads:
+            raise EngineLost("it was killed in the middle")
         self.policy_step = policy.step
 
     async def recover(self) -> None:
@@ -279,6 +282,17 @@ async def test_an_engine_that_is_well_is_not_replaced(tmp_path: Path) -> None:
         await desk.make_ready(plan_of(0))
         await desk.recover()
         assert len(serve.servers) == 1
+
+
+async def test_an_engine_that_dies_of_new_weights_is_started_again_with_them(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0, 1)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        await desk.make_ready(plan_of(0))
+        serve.servers[0].loads = False
+        await desk.make_ready(plan_of(1, step=1))
+        assert [server.policy_step for server in serve.servers] == [0, 1]
+        assert await draw_by(desk) == 1
 
 
 async def test_a_caller_that_is_cancelled_does_not_take_the_coming_engine_along(tmp_path: Path) -> None:
