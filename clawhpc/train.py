@@ -6,15 +6,17 @@ from pathlib import Path
 
 from clawhpc.config import RunConfig, entry_point, open_campaign
 from clawhpc.job import as_campaign
+from clawhpc.launch.allocation import learner_hosts
 from clawhpc.tasks.sets import load_task_sets
 
 
 def train(config: RunConfig) -> None:
     """Evaluate, train, evaluate. The run's folder holds everything; after a kill the same command goes on."""
     policy = config.policy_source()
+    hosts = learner_hosts(config.learner.num_nodes, srun=config.launch.campaign.srun)
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
     with open_campaign(config, tasks, Path(config.run.root) / config.run.name) as campaign:
-        campaign.run(config.learner_settings(), config.credit, policy)
+        campaign.run(config.learner_settings(), config.credit, policy, hosts)
 
 
 main = entry_point(as_campaign(train))

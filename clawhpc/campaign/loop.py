@@ -27,7 +27,7 @@ from clawhpc.campaign.install import PolicySource, install_policy
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import UserError
-from clawhpc.launch.allocation import learner_hosts
+from clawhpc.learner.hosts import THIS_HOST, Host
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.ledger import Ledger
 from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
@@ -65,14 +65,19 @@ class Campaign:
         self._harnesses = harnesses
         self._mix = mix
 
-    def run(self, learner: LearnerSettings, credit: CreditSettings, policy: PolicySource) -> None:
-        """Evaluate `policy`, train it, evaluate what came of it.
+    def run(
+        self,
+        learner: LearnerSettings,
+        credit: CreditSettings,
+        policy: PolicySource,
+        hosts: Sequence[Host] = (THIS_HOST,),
+    ) -> None:
+        """Evaluate `policy`, train it on `hosts`, evaluate what came of it.
 
-        UserError when there are too few tasks for a step, or not the hosts or the GPUs that the learner is to have.
+        UserError when there are too few tasks for a step, or not the GPUs that the learner is to have.
         """
         if self._settings.num_steps:
             check_mix(self._mix, self._settings.groups_per_step, len(self._tasks), len(self._harnesses))
-        hosts = learner_hosts(learner.num_nodes)
         from clawhpc.learner.callbacks import wandb_run  # torch: not before it is needed
         from clawhpc.learner.trainer import LearnerPaths, check_devices, fit_rl
 

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.executor import ALSO_OF_OTHERS
@@ -31,8 +31,8 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK_NET = "127."
 
 
-def learner_hosts(num_nodes: int) -> tuple[Host, ...]:
-    """This host, then others of this job in Slurm's order, `num_nodes` in all.
+def learner_hosts(num_nodes: int, srun: Sequence[str] = ()) -> tuple[Host, ...]:
+    """This host, then others of this job in Slurm's order, `num_nodes` in all; `srun` has more options for its steps.
 
     UserError where this is no job, or one that has not as many; LaunchError where Slurm does not answer.
     """
@@ -48,7 +48,8 @@ def learner_hosts(num_nodes: int) -> tuple[Host, ...]:
     names = choose_nodes(nodes, os.environ.get("SLURMD_NODENAME", ""), num_nodes)
     addresses = read_addresses(ask("scontrol", "--oneliner", "show", "node", ",".join(names)))
     check_own_name(socket.gethostname(), addresses[names[0]], socket.gethostbyname, os.environ)
-    return make_hosts(job_id, {name: addresses[name] for name in names}, os.environ)
+    step = (*STEP, f"--jobid={job_id}", *srun)
+    return make_hosts({name: addresses[name] for name in names}, step, os.environ)
 
 
 def choose_nodes(nodes: list[str], here: str, num_nodes: int) -> list[str]:
@@ -71,8 +72,8 @@ def read_addresses(text: str) -> dict[str, str]:
     return dict(re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", text, re.MULTILINE))
 
 
-def make_hosts(job_id: str, addresses: Mapping[str, str], environment: Mapping[str, str]) -> tuple[Host, ...]:
-    """The hosts with these names and addresses. Only the first, which is this one, is reached without a step."""
+def make_hosts(addresses: Mapping[str, str], step: Sequence[str], environment: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts with these names and addresses. Only the first, which is this one, is reached without a `step`."""
     first, *others = addresses
     # What srun takes from its environment would say how the step is that this process runs in.
     plain = {
@@ -86,7 +87,7 @@ def make_hosts(job_id: str, addresses: Mapping[str, str], environment: Mapping[s
             Host(
                 name=name,
                 address=addresses[name],
-                starter=(*STEP, f"--jobid={job_id}", f"--nodelist={name}"),
+                starter=(*step, f"--nodelist={name}"),
                 environment=plain,
             )
             for name in others

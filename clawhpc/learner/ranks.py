@@ -12,6 +12,7 @@ What a network says to its shards is FSDP's affair (`sharding.py`), in the same 
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import selectors
@@ -182,14 +183,15 @@ def group_of_one(*, cuda: bool) -> Iterator[Ranks]:
 
 @contextmanager
 def join_ranks(meeting: Meeting, *, cuda: bool) -> Iterator[Ranks]:
-    """Another rank than 0, whose standard output rank 0 reads. It never outlives rank 0.
+    """Another rank than 0, whose standard output rank 0 reads. The process never outlives rank 0.
 
-    Does not return from a block that has ended well: what ends the process then is rank 0.
+    What ends it after a block that has ended well is rank 0.
     """
     store = dist.TCPStore(meeting.address, meeting.port, is_master=False, timeout=REACH)
     store.set_timeout(MEET)
     end = threading.Thread(target=_end_with_first, args=(_connected_again(store),), name="end", daemon=True)
     end.start()
+    atexit.register(os._exit, 1)  # after an error: an interpreter that ends would crash the thread that waits in torch
     os.write(sys.stdout.fileno(), READY)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on
     with _joined(meeting.ranks, store, cuda=cuda):

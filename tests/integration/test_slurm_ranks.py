@@ -95,11 +95,13 @@ def test_a_job_that_has_too_few_nodes_says_so(job: Job) -> None:
 def test_two_hosts_learn_what_one_process_does_and_a_rank_killed_on_the_other_is_named_with_its_host(
     job: Job, babbler: Path, tmp_path: Path
 ) -> None:
-    """A signal for the job, such as that its time is almost up, is rank 0's to answer: it does not end the others."""
+    """That the job's time is almost up is said to all of its processes, and rank 0's to answer: no other one ends."""
 
     def collect(step: int) -> list[RolloutRecord]:
         if step == 0:
             job.slurm.run("scancel", "--signal=USR2", job.job_id)
+            for pid in own_sruns():
+                os.kill(pid, signal.SIGUSR2)
         if step == 2:
             os.kill(rank_on_other_host(str(tmp_path)), signal.SIGKILL)
         return rollouts(step)
@@ -123,6 +125,10 @@ def rank_on_other_host(needle: str) -> int:
     return pid
 
 
+def own_sruns() -> list[int]:
+    return [pid for pid, row in read_processes().items() if row.parent == os.getpid() and name_of(pid) == "srun"]
+
+
 def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
@@ -143,7 +149,7 @@ def test_a_rank_on_another_host_does_not_outlive_a_rank_0_that_is_killed(
     follower = int(leader.stdout.readline())
     assert len(job.steps()) == 1
     leader.kill()
-    until(lambda: follower not in read_processes(), within_s=10)
+    until(lambda: follower not in read_processes(), within_s=30)
     until(lambda: not job.steps())
 
 
@@ -152,10 +158,9 @@ def test_a_rank_whose_srun_is_killed_ends_and_is_named(job: Job, tmp_path: Path)
     killed = r"rank 1 of the learner on n2 was killed by SIGKILL"
     with pytest.raises(LaunchError, match=killed), lead(str(tmp_path)) as ranks:  # noqa: PT012
         follower = ranks.gather(0)[1]
-        for pid, process in read_processes().items():
-            if process.parent == os.getpid() and name_of(pid) == "srun":
-                os.kill(pid, signal.SIGKILL)
+        for pid in own_sruns():
+            os.kill(pid, signal.SIGKILL)
         ranks.gather(0)
         ranks.gather(0)
-    until(lambda: follower not in read_processes(), within_s=10)
+    until(lambda: follower not in read_processes(), within_s=30)
     until(lambda: not job.steps())
