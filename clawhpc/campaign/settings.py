@@ -27,7 +27,9 @@ class CampaignSettings:
     eval_samples: int = 1
     """Rollouts of each of them."""
     stall_min: float = 20.0
-    """A collection in which no rollout ends for so long has failed. More than an engine's start and a deadline."""
+    """A collection in which no rollout ends for so long has failed. More than the starts of an engine that are tried,
+    and the deadlines of all attempts of a rollout.
+    """
     seed: int = 0
 
     def __post_init__(self) -> None:
