@@ -227,7 +227,7 @@ def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[None]:
         timeout=MEET,
         device_id=torch.device("cuda", ranks.local_rank) if cuda else None,
     )
-    dist.distributed_c10d._set_pg_timeout(SILENCE)
+    dist.distributed_c10d._set_pg_timeout(SILENCE)  # they have met
     finished = False
     try:
         yield

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.data import share_step
 from clawhpc.learner.networks import load_tree_policy
 from clawhpc.learner.policy import load_policy, save_policy
-from clawhpc.learner.ranks import NOTICE_S, Ranks, group_of_one, lead_ranks
+from clawhpc.learner.ranks import NOTICE_S, SILENCE, Ranks, group_of_one, lead_ranks
 from clawhpc.learner.sharding import RankEnvironment, clip_gradients, shard
 from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger.reap import read_processes
@@ -75,6 +76,13 @@ def test_ranks_scatter_gather_broadcast_and_add(tmp_path: Path) -> None:
         sums = ranks.gather(ranks.add(torch.tensor([5.0, 0.0])))
         assert [each.tolist() for each in sums] == [[5.0, 3.0]] * 3
     assert not torch.distributed.is_initialized()
+
+
+def test_ranks_that_have_met_may_wait_for_one_another_for_days() -> None:
+    """A collection takes hours, in which rank 0 says nothing."""
+    with group_of_one(cuda=False):
+        gloo = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+        assert gloo.options._timeout == SILENCE > timedelta(days=1)
 
 
 def test_a_rank_that_fails_is_named_with_its_log_and_not_waited_for(tmp_path: Path) -> None:
