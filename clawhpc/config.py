@@ -346,7 +346,8 @@ def one_line_errors() -> Iterator[None]:
     except ClawError as error:
         fail(str(error), EXIT_MACHINE)
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), EXIT_MACHINE)
+        place = error.filename2 or error.filename  # of a copy, the second is what could not be written
+        fail(f"{error.strerror}: {place}" if place else str(error), EXIT_MACHINE)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
 

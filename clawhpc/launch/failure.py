@@ -42,19 +42,25 @@ def fault_of(error: Exception, run_root: Path) -> Fault:
     if isinstance(error, HostError):
         return "host"
     if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-        return "store" if Path(str(error.filename)).is_relative_to(run_root) else "host"
+        return "store" if Path(_place(error)).is_relative_to(run_root) else "host"
     return "machine"
 
 
 def note_failure(folder: Path, error: Exception, run_root: Path) -> None:
     """Leave a note in `folder`, a worker's, if anything can be written there: a campaign looks for itself if not."""
+    place, number = _place(error), error.errno if isinstance(error, OSError) else None
     failure = Failure(
         fault=fault_of(error, run_root),
         host=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
-        reason=f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error),
+        reason=f"{os.strerror(number)}: {place}" if number and place else str(error),
     )
     with suppress(OSError):
         write_atomic(folder / FAILURE_FILE, msgspec.json.encode(failure))
+
+
+def _place(error: Exception) -> str:
+    """The file that could not be read or written, where `error` names one; of a copy, what it was to be written to."""
+    return str(error.filename2 or error.filename or "") if isinstance(error, OSError) else ""
 
 
 def read_failure(folder: Path) -> Failure | None:

@@ -48,3 +48,10 @@ def test_a_campaign_whose_store_breaks_stops_with_one_line_and_once_it_is_mended
     """With exactly one record per planned rollout, and those that were there unchanged."""
     (line,) = lines(on_small_disk(tmp_path, "tests.fakes.full_campaign", how, size="8m"), tmp_path)
     assert line.startswith(f"clawhpc: {REASONS['full' if 'full' in how else how]}: ")
+
+
+@pytest.mark.slow
+def test_a_learner_stops_at_whatever_does_not_fit_and_goes_on_bit_for_bit(tmp_path: Path, small_disks: None) -> None:
+    told = lines(on_small_disk(tmp_path, "tests.fakes.full_learner", "full", size="32m"), tmp_path)
+    assert all(line.startswith(f"clawhpc: {REASONS['full']}: ") for line in told)
+    assert {Path(line).parent.name for line in told} == {"metrics", "checkpoints", "policies"}

@@ -27,6 +27,8 @@ RUN = Path("/runs/a/001")
         (OSError(errno.ENOSPC, "No space", str(RUN / "rollouts/x.json")), "store"),
         (OSError(errno.EROFS, "Read-only", str(RUN / "workers/w0/ready")), "store"),
         (OSError(errno.ENOSPC, "No space", "/tmp/clawhpc-0/engine1.d"), "host"),
+        (OSError(errno.ENOSPC, "No space", str(RUN / "policies/a"), None, "/tmp/policy"), "host"),
+        (OSError(errno.ENOSPC, "No space", "/home/policy", None, str(RUN / "policies/a")), "store"),
         (OSError(errno.ENOSPC, "No space"), "host"),
         (OSError(errno.ECONNRESET, "Reset"), "machine"),
     ],
@@ -45,7 +47,7 @@ def test_a_note_is_read_as_it_was_written_with_the_hosts_name_in_slurm(
     note_failure(tmp_path, OSError(errno.ENOSPC, "No space", "/tmp/x"), RUN)
     failure = read_failure(tmp_path)
     assert failure is not None
-    assert (failure.fault, failure.host, failure.reason) == ("host", "n7", "No space: /tmp/x")
+    assert (failure.fault, failure.host, failure.reason) == ("host", "n7", "No space left on device: /tmp/x")
 
 
 def test_a_worker_without_a_word_may_have_had_no_room_for_one(tmp_path: Path) -> None:
