@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -53,8 +53,10 @@ SILENCE = timedelta(days=7)
 """Longest wait for another rank. A collection may take hours; the end of a process is noticed at once in other ways."""
 NOTICE_S = 20.0
 """After a call to the others has failed, for the one that is gone to have ended: an interpreter takes its time."""
-END_S = 10.0
-"""For the starter of a rank on another host to end, once the rank is dismissed and the starter told to end."""
+FOLLOW_S = 10.0
+"""For rank 0 to notice the end of one rank before another one fails for it; less than NOTICE_S."""
+END_S = 5.0
+"""For the starter of a rank on another host to end, once the rank is dismissed; and again, once the starter is told."""
 TAIL_BYTES = 2000
 PIPE_BYTES = 4096
 
@@ -195,7 +197,11 @@ def join_ranks(meeting: Meeting, *, cuda: bool) -> Iterator[Ranks]:
     os.write(sys.stdout.fileno(), READY)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on
     with _joined(meeting.ranks, store, cuda=cuda):
-        yield meeting.ranks
+        try:
+            yield meeting.ranks
+        except RuntimeError:  # if because another one is gone, rank 0 is to hear of that one first, and dismisses us
+            end.join(FOLLOW_S)
+            raise
     end.join()
 
 
@@ -291,13 +297,13 @@ class _Followers:
                 raise self._error(rank, process.wait(NOTICE_S))
 
     def watch(self, *, abort: bool) -> None:
-        """Notice a bad end of each, and end all. gloo then fails; NCCL would wait on, unless told to `abort`."""
+        """Notice the end of each, and end all. gloo then fails; NCCL would wait on, unless told to `abort`."""
         for rank in self._processes:
             threading.Thread(target=self._notice, args=(rank, abort), daemon=True).start()
 
     def _notice(self, rank: int, abort: bool) -> None:
         code = self._processes[rank].wait()
-        if code and not self._dismissed.is_set():
+        if not self._dismissed.is_set():
             self._ended.put((rank, code))
             self._store.set(DISMISSAL, "")  # a starter may have ended alone
             if abort:
@@ -335,24 +341,23 @@ class _Followers:
         self._dismissed.set()
         self._store.set(DISMISSAL, "")
         for rank, process in self._processes.items():
-            if self._hosts[rank].starter:
-                process.terminate()
-            else:
+            if not self._hosts[rank].starter:
                 process.kill()  # it writes nothing
-        until = time.monotonic() + END_S
+        for tell in (subprocess.Popen.terminate, subprocess.Popen.kill):
+            for process in self._still_there(END_S):
+                tell(process)
         for process in self._processes.values():
-            _end(process, until)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
-
-def _end(process: subprocess.Popen[bytes], until: float) -> None:
-    """Wait for the end of a process, and kill it if it has not ended by itself."""
-    try:
-        process.wait(max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    def _still_there(self, within_s: float) -> list[subprocess.Popen[bytes]]:
+        """The processes that do not end in that time."""
+        until = time.monotonic() + within_s
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        return [process for process in self._processes.values() if process.poll() is None]
 
 
 def _how_it_ended(code: int) -> str:

@@ -26,6 +26,7 @@ from clawhpc.errors import LaunchError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.data import share_step
+from clawhpc.learner.hosts import LOOPBACK, THIS_HOST, Host
 from clawhpc.learner.networks import load_tree_policy
 from clawhpc.learner.policy import load_policy, save_policy
 from clawhpc.learner.ranks import NOTICE_S, SILENCE, Ranks, group_of_one, lead_ranks
@@ -39,9 +40,11 @@ from tests.fakes.learner_campaign import SETTINGS, Campaign, Killed, close, roll
 ROOT = Path(__file__).parents[3]
 
 
-def lead(command: Sequence[str], logs: Path, per_host: int = 2) -> AbstractContextManager[Ranks]:
+def lead(
+    command: Sequence[str], logs: Path, per_host: int = 2, hosts: Sequence[Host] = (THIS_HOST,)
+) -> AbstractContextManager[Ranks]:
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return lead_ranks(per_host, command, logs=logs, environment=environment, cuda=False)
+    return lead_ranks(per_host, command, hosts=hosts, logs=logs, environment=environment, cuda=False)
 
 
 def rank(script: str) -> list[str]:
@@ -92,6 +95,16 @@ def test_a_rank_that_fails_is_named_with_its_log_and_not_waited_for(tmp_path: Pa
         ranks.gather(0)
     assert str(tmp_path / "rank-1.log") in str(caught.value)
     assert time.monotonic() - began < NOTICE_S
+
+
+def test_a_rank_that_dies_on_another_host_is_named_though_its_starter_tells_of_it_late(tmp_path: Path) -> None:
+    """And not one that fails because it is gone, and is noticed sooner."""
+    slow = ("sh", "-c", '"$@"; code=$?; sleep 1; exit $code', "slow")
+    hosts = [Host(name=name, address=LOOPBACK, starter=by) for name, by in {"near": ("env",), "far": slow}.items()]
+    how = "rank 2 of the learner on far was killed by SIGKILL"
+    with pytest.raises(LaunchError, match=how), lead(rank("wait"), tmp_path, 1, (THIS_HOST, *hosts)) as ranks:  # noqa: PT012
+        os.kill(ranks.gather(0)[2], signal.SIGKILL)
+        ranks.gather(0)
 
 
 def test_a_rank_that_does_not_come_is_named_with_what_it_said(tmp_path: Path) -> None:
