@@ -32,6 +32,7 @@ from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.policy import save_policy, sweep_parts
 from clawhpc.learner.settings import WandbMode
 from clawhpc.learner.steps import StepBatch
+from clawhpc.learner.wandb_file import drop_torn_end
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.store import is_whole, sync, write_atomic, write_once
@@ -234,8 +235,9 @@ class PrintSteps(Callback):
 def wandb_run(paths: RunPaths, mode: WandbMode, ledger: Ledger) -> Iterator[WandbLogger | Literal[False]]:
     """Weights & Biases for one run of ours, one run of its own after a resume too.
 
-    `offline` keeps it in the folder of the metrics until `wandb sync`, and makes no connection. Its process and its
-    temporary files are `ledger`'s. UserError when it does not start, as without a key for `online`.
+    `offline` keeps it in the folder of the metrics until `wandb sync`, and makes no connection; what a kill has cut
+    short there is made fit to be sent. Its process and its temporary files are `ledger`'s. UserError when it does not
+    start, as without a key for `online`.
     """
     if mode == "disabled":
         yield False
@@ -243,6 +245,8 @@ def wandb_run(paths: RunPaths, mode: WandbMode, ledger: Ledger) -> Iterator[Wand
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its import connects to a crash reporter
     os.environ.setdefault("WANDB_SILENT", "true")  # else its import advertises
     paths.metrics.mkdir(parents=True, exist_ok=True)
+    for former in paths.metrics.glob("wandb/offline-run-*/*.wandb"):
+        drop_torn_end(former)
     with _started_things_are(ledger):
         import wandb  # which makes folders for temporary files
 

@@ -16,9 +16,12 @@ from clawhpc.ledger import Ledger
 from clawhpc.ledger.reap import find_marked
 from clawhpc.paths import RunPaths
 from tests.fakes.learner_campaign import Campaign
+from tests.fakes.wandb_server import KEY, WandbServer, wandb_server
 
 KILLED_WITHIN_S = 15.0
 """The ledger's promise, and some more for a busy machine."""
+SYNC_S = 120.0
+"""Three seconds, and some more for a busy machine."""
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -32,7 +35,32 @@ with Ledger.open(Path(sys.argv[1])) as ledger, wandb_run(RunPaths(Path(sys.argv[
 """
 
 
-def test_a_run_is_one_run_there_with_its_name_and_number_after_a_resume_too(
+def sync(folder: Path, server: WandbServer, temporary: Path) -> str:
+    """`wandb sync` as on a login node, for someone who has a key; what it says."""
+    ours = {
+        "WANDB_BASE_URL": server.url,
+        "WANDB_API_KEY": KEY,
+        "WANDB_ERROR_REPORTING": "false",
+        "HOME": str(temporary),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", str(folder)],
+        env={**os.environ, **ours, "HOME": str(temporary), "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=SYNC_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def cut_short(file: Path) -> None:
+    """As a kill leaves it."""
+    with file.open("r+b") as written:
+        written.truncate(file.stat().st_size - 5)
+
+
+def test_a_run_is_one_run_there_with_its_name_and_number_after_a_kill_too_and_one_command_sends_all_of_it(
     policy: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run, ids = RunPaths(tmp_path / "quickstart/003"), set()
@@ -42,8 +70,17 @@ def test_a_run_is_one_run_there_with_its_name_and_number_after_a_resume_too(
             assert logger.experiment.name == "quickstart/003"
             ids.add(logger.experiment.id)
             Campaign(run, num_steps=num_steps, logger=logger).train(policy)
-    assert len(ids) == 1
-    assert [file.stem for file in (run.metrics / "wandb").glob("offline-run-*/*.wandb")] == [f"run-{ids.pop()}"] * 2
+        if num_steps == 1:
+            cut_short(*run.metrics.glob("wandb/offline-run-*/*.wandb"))
+    (run_id,) = ids
+    assert [file.stem for file in (run.metrics / "wandb").glob("offline-run-*/*.wandb")] == [f"run-{run_id}"] * 2
+    with wandb_server() as server:
+        sync(run.metrics / "wandb", server, tmp_path / "login_node")
+        assert "No runs to sync" in sync(run.metrics / "wandb", server, tmp_path / "login_node")
+    assert server.names == {run_id: "quickstart/003"}
+    assert [row["_step"] for row in server.rows[run_id]] == [0, 1]
+    assert all("train/loss" in row for row in server.rows[run_id])
+    assert server.unknown == []
 
 
 def test_runs_of_one_name_in_different_folders_are_different_runs_there(tmp_path: Path, ledger: Ledger) -> None:
