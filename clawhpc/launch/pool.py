@@ -30,7 +30,7 @@ from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.states import TAKEN, WAITING, is_in, run
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
-from clawhpc.store import write_atomic
+from clawhpc.store import named_errors, write_atomic
 from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class WorkerPool:
         worker_ids = [f"w{uuid.uuid4().hex[:8]}" for _ in range(self._settings.num_workers - len(self._jobs))]
         if not worker_ids:
             return
-        with self._local_jobs_are_ours():
+        with self._local_jobs_are_ours(), named_errors(self._folder):
             jobs = submit(self._executor, [self._make_job(self._spec, one, self._lease) for one in worker_ids])
         self._jobs |= zip(worker_ids, jobs, strict=True)
         self._looked_at = -float("inf")
