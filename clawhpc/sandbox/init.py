@@ -151,13 +151,16 @@ class Watch:
         return f"processes: {number} at a time, threads among them; the limit is {most}" if number > most else ""
 
     def memory(self, found: dict) -> str:
-        """Whether they take too much memory; shared pages are told apart only where it matters."""
+        """Whether they take too much memory; shared pages are told apart only where it matters.
+
+        Files in memory may be mapped too. Which are is not known, so of both kinds of shared memory the larger counts.
+        """
         most = self.limits["memory_bytes"]
         in_files = self.memory_in_files + sum(map(used_bytes, self.tmpfs.values()))
         if in_files + sum(mapped for _, mapped in found.values()) <= most:
             return ""
         mapped, shared = exact_memory(found)
-        return beyond("memory", mapped + max(0, in_files - shared), most)  # what lies in these files may be mapped too
+        return beyond("memory", mapped - shared + max(shared, in_files), most)
 
     def disk(self, found: dict) -> str:
         """Whether too much was written."""

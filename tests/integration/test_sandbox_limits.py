@@ -78,17 +78,16 @@ async def test_processes_that_together_take_too_much_memory_are_ended(
     assert result.cpu_s > 0
 
 
-IN_FILES = {
-    "shared": "f = mmap.mmap(-1, 160 * MB); f.write(bytes(160 * MB))",
-    "dev_shm": "open('/dev/shm/x', 'wb').write(bytes(160 * MB))",
-    "memfd": "f = os.memfd_create('x'); [os.write(f, bytes(MB)) for _ in range(160)]",
+NOBODYS = {
+    "mapped": "memory = mmap.mmap(-1, 2 * size); memory.write(b'x' * 2 * size)",
+    "in files": "os.write(os.memfd_create('x'), b'x' * size); open('/dev/shm/x', 'wb').write(b'x' * size)",
 }
 
 
 @EITHER
-@pytest.mark.parametrize("way", IN_FILES)
+@pytest.mark.parametrize("way", NOBODYS)
 async def test_memory_that_is_no_processs_own_counts(kind: str, way: str, limited: OpenLimited) -> None:
-    script = f"import mmap, os, time; MB = 1 << 20\n{IN_FILES[way]}\ntime.sleep(60)"
+    script = f"import mmap, os, time; size = 80 << 20; {NOBODYS[way]}; time.sleep(60)"
     check_ended(await run(await limited(kind, memory_gb=128 * MB), python(script)), "memory")
 
 
@@ -112,18 +111,14 @@ async def test_memory_that_processes_share_counts_once(kind: str, limited: OpenL
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 BOMBS = {
-    "processes": """
-        import os, signal
-        for _ in range(100):
+    "both kinds": """
+        import os, signal, threading
+        for _ in range(40):
             if os.fork() == 0:
                 os.setsid()
                 signal.pause()  # NEEDLE
-        signal.pause()  # NEEDLE
-    """,
-    "threads": """
-        import threading, time
-        for _ in range(100):
-            threading.Thread(target=time.sleep, args=(600,)).start()  # NEEDLE
+        for _ in range(40):
+            threading.Thread(target=signal.pause).start()
     """,
     "bomb": """
         import os, signal
@@ -145,8 +140,10 @@ async def test_too_many_processes_are_ended(kind: str, way: str, limited: OpenLi
 # ---- disk -----------------------------------------------------------------------------------------------------------
 
 FILLERS = {
-    "everywhere": "for n in x ~/x /tmp/x /var/tmp/x; do head -c 4M /dev/zero > $n; done; sleep 60",
-    "deleted": "exec 3> x; rm x; head -c 8M /dev/zero >&3; head -c 8M /dev/zero > y; sleep 60",
+    "everywhere": (
+        "for name in x ~/x /tmp/x /var/tmp/x; do head -c 2800K /dev/zero > $name; done;"
+        "exec 3> y; rm y; head -c 2800K /dev/zero >&3; sleep 60"
+    ),
     "empty files": "python3 -c 'for n in range(4000): open(str(n), \"w\")'; sleep 60",
     "at the end": "head -c 8M /dev/zero > x; head -c 8M /dev/zero > y",
 }
