@@ -18,6 +18,7 @@ from clawhpc.store import (
     claim_group,
     claim_owner,
     count_rollouts,
+    give_back,
     is_whole,
     missing_samples,
     open_plans,
@@ -101,6 +102,19 @@ def test_a_group_is_claimed_by_one_worker_and_freed_when_that_worker_is_dead(tmp
     assert release_claims(paths, plan, alive=frozenset({"w1"})) == 1
     assert claim_owner(paths, group.key) is None
     assert claim_group(paths, group.key, "w1")
+
+
+def test_a_worker_gives_back_what_it_has_claimed_and_not_sealed(tmp_path: Path) -> None:
+    paths, sealed = RunPaths(tmp_path), make_group("sealed", num_samples=1)
+    mine, other, free = (make_group(task) for task in ("mine", "other", "free"))
+    plan = publish_plan(paths, make_plan(sealed, mine, other, free))
+    for group, owner in ((sealed, "w0"), (mine, "w0"), (other, "w1")):
+        claim_group(paths, group.key, owner)
+    publish_rollout(paths, make_record(sealed, 0))
+    seal_group(paths, sealed)
+    assert give_back(paths, plan, "w0") == 1
+    assert [claim_owner(paths, group.key) for group in plan.groups] == ["w0", None, "w1", None]
+    assert claim_group(paths, mine.key, "w1")
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_part(tmp_path: Path) -> None:
