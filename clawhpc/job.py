@@ -30,6 +30,7 @@ from clawhpc.config import (
 from clawhpc.launch.campaign import SubmittedCampaign, submit_campaign
 from clawhpc.launch.follow import follow
 from clawhpc.launch.states import JobStatus
+from clawhpc.ledger.parent import die_with_parent
 from clawhpc.store import write_atomic
 
 log = logging.getLogger(__name__)
@@ -96,4 +97,5 @@ def main(name: str, file: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()  # which Slurm takes for the job
     main(*sys.argv[1:])

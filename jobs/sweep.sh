@@ -6,10 +6,11 @@
 # an element asks for is hydra.launcher.*; edit it here.
 set -euo pipefail
 
-exec python -m clawhpc.train --multirun "$@" \
+exec python -m clawhpc.train --multirun \
   hydra/launcher=submitit_slurm \
   hydra.launcher.cpus_per_task=8 \
   hydra.launcher.mem_gb=16 \
   hydra.launcher.timeout_min=1440 \
   hydra.launcher.max_num_timeout=100 \
-  hydra.launcher.array_parallelism=4
+  hydra.launcher.array_parallelism=4 \
+  "$@"

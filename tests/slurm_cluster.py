@@ -40,6 +40,7 @@ POLL_S = 0.05
 #   AccountingStoragePass else sacct looks for munge's usual socket, for minutes
 #   config_overrides     a node may have more CPUs than this machine
 #   SlurmdTimeout        how soon a node that is silent is down; KillWait: how long SIGTERM has before SIGKILL
+#   low_warned           its jobs are told some time before they are preempted
 #   sched_*, bf_*        a job starts when it can, not at the next look
 SLURM_CONF = """\
 ClusterName=claw
@@ -80,6 +81,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP PreemptMode=OFF
 PartitionName=low Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=low_warned Nodes=ALL DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
 PartitionName=high Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 """
 NODE_CONF = (

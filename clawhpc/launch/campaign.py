@@ -29,6 +29,8 @@ DEAF_TO_REQUEUE = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 """Before the command: Slurm sends the signal to every process of a job, and would end all but the one that knows it."""
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a command that was told to end, as Popen has them."""
+DETACHING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal, or its loss, says to its commands."""
 KILL_S = 10.0
 """For the kernel to end a process."""
 
@@ -106,7 +108,7 @@ def submit_campaign(
         if former is not None and is_alive(former):
             return SubmittedCampaign(job_id=former, folder=folder, is_new=False)
         executor = campaign_executor(settings, num_nodes, folder)
-        with deaf_to_interrupts():
+        with deaf():
             (job,) = submit(executor, [CampaignJob(command, end_s=settings.signal_delay_s / 2)])
         return SubmittedCampaign(job_id=job.job_id, folder=folder, is_new=True)
 
@@ -124,9 +126,11 @@ def is_alive(job_id: str) -> bool:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Within the block, Ctrl-C and SIGTERM come to nothing, here and in what is started: nothing is half submitted."""
-    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+def deaf() -> Iterator[None]:
+    """Within the block, who would end us does not, nor what we start: nothing is half submitted."""
+    former = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:

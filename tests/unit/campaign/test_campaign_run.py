@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clawhpc.campaign.run import open_run
+from clawhpc.config import former_turn_s
 from clawhpc.errors import UserError
 
 
@@ -49,3 +50,18 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
         owner.communicate("", timeout=30)
     with open_run(tmp_path, b"a: 1") as paths:
         assert paths.root.name == "001"
+
+
+def test_the_next_turn_of_a_job_waits_for_the_process_of_its_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import sys, time; from pathlib import Path; from clawhpc.campaign.run import open_run\n"
+    code += "with open_run(Path(sys.argv[1]), b'a: 1'): print('in', flush=True); time.sleep(0.5)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as former:
+        assert former.stdout is not None
+        assert former.stdout.readline() == "in\n"
+        with pytest.raises(UserError, match="in use by"), open_run(tmp_path, b"a: 1", wait_s=former_turn_s()):
+            pass
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        with open_run(tmp_path, b"a: 1", wait_s=former_turn_s()) as paths:
+            assert paths.root.name == "001"

@@ -85,9 +85,9 @@ def test_requeue_arrays_and_tracking_have_their_limits() -> None:
     config = CONFIG.replace("JobRequeue              = 1", "JobRequeue              = 0")
     config = config.replace("= 10001", "= 5").replace("proctrack/cgroup", "proctrack/linuxproc")
     rows = rows_of(machine(config), replace(NEEDS, num_workers=8))
-    assert (rows["Slurm requeue"].state, rows["Slurm requeue"].remedy) == (
-        State.LIMITED,
-        "+launch.slurm.sbatch.requeue=true",
+    assert (rows["Slurm requeue"].state, rows["Slurm requeue"].found) == (
+        State.WORKS,
+        "jobs are queued again if they ask for it, as ours do",
     )
     assert (rows["Slurm arrays"].state, rows["Slurm arrays"].remedy) == (State.MISSING, "launch.num_workers=4")
     assert rows["Slurm process tracking"].state is State.LIMITED
