@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clawhpc.errors import VerifierError
+from clawhpc.errors import UserError, VerifierError
+from clawhpc.harness.claude_code import ClaudeCodeSettings
+from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
-from clawhpc.records import ExecResult
+from clawhpc.proxy.respond import ScriptedResponder
+from clawhpc.records import Conversation, ExecResult, Limits, Outcome, Reply
+from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Mount, Sandbox
 from clawhpc.sandbox.settings import SandboxLimits, SandboxSettings
+from clawhpc.tasks.families import ShellStep
+from clawhpc.tasks.oracle import shell_call
 from clawhpc.verify.script import verify_workspace
-from tests.fakes.records import make_task
-from tests.sandbox_parts import WORKSPACE, python, run, running, shell, working_sandbox
+from tests.fakes.records import make_group, make_task
+from tests.sandbox_parts import WORKSPACE, missing, python, run, running, shell, working_sandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -210,6 +217,47 @@ async def test_a_workspace_that_makes_the_verifier_explode_gives_no_reward(
     sandbox = await limited(kind, memory_gb=128 * MB)
     with pytest.raises(VerifierError, match=r"took more of the host than a sandbox may: memory: "):
         await verify_workspace(task, workspace, sandbox, sandbox_id="test", timeout_s=30)
+
+
+@pytest.mark.harness
+@EITHER
+async def test_a_real_harness_whose_command_takes_too_much_has_its_limit_and_is_verified_as_it_stands(
+    kind: str, limited: OpenLimited, cache_dir: Path, ledger: Ledger, tmp_path: Path, needle: str
+) -> None:
+    """Claude Code leaves what the model started to itself, in a session of its own; it is ended all the same."""
+
+    def fill(conversation: Conversation) -> Reply:
+        command = f"setsid nohup bash -c 'head -c 40M /dev/zero > x; sleep {needle}' & sleep 25"
+        call = shell_call(conversation.tools, ShellStep(command=command), call_id="call_0")
+        return Reply(tool_calls=(call,), finish_reason="tool_calls")
+
+    (tmp_path / "reward.sh").write_text("head -c 5M /dev/zero > ../y; [ $(stat -c %s ../x) -gt 30000000 ] && echo 1\n")
+    task = replace(make_task(), reward_dir=str(tmp_path))
+    harness = make_harness("claude_code", ClaudeCodeSettings(), cache_dir / "harness")
+    try:
+        harness.check_install()
+    except UserError as error:
+        missing(str(error))
+    parts = RolloutParts(
+        sandbox=await limited(kind, disk_gb=30 * MB),
+        harness=harness,
+        responder=ScriptedResponder(script=fill),
+        scratch=ledger.scratch,
+        limits=Limits(deadline_s=90.0, reserve_s=30.0),
+        model="policy",
+        context_window=32_000,
+        max_output_tokens=256,
+        worker_id="test",
+        now=time.time,
+    )
+    plan = RolloutPlan(group=make_group(task=task, harness="claude_code"), sample=0, temperature=1.0)
+    record = await run_rollout(plan, parts)
+    assert record.outcome is Outcome.LIMIT, record.detail
+    assert record.detail.startswith("disk: 0.0")
+    assert record.verdict is not None
+    assert record.verdict.reward == 1.0
+    assert record.trains
+    assert running(needle) == []
 
 
 @pytest.mark.slow
