@@ -95,11 +95,10 @@ class RlModule(LearnerModule):
         if not self.with_critic:
             return dataclasses.replace(draws, old_logprobs=torch.zeros_like(draws.sampling_logprobs)), {}
         trains_M = draws.token_weight > 0
-        if self.scale.is_new:  # so that a critic that has learned nothing says the mean, and not 0
-            assert draws.rewards is not None, "rollouts have rewards"
-            self.scale.update(*moments(draws.rewards[trains_M]))
+        assert draws.rewards is not None, "rollouts have rewards"
+        scale = self.scale.or_first(draws.rewards[trains_M])
         old_logprobs_M, values_M = self._pass(step, self._critic_of, 2)
-        known = step.credit and step.credit(self.scale.restore(values_M).double().cpu().numpy())
+        known = step.credit and step.credit(scale.restore(values_M).double().cpu().numpy())
         credit = self.ranks.broadcast(known)
         assert credit is not None, "rollouts have rewards"
         returns_M = torch.from_numpy(credit.returns).to(values_M)

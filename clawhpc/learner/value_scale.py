@@ -52,10 +52,16 @@ class ReturnScale(nn.Module):
         self.square_sum.lerp_(squares / count, 1 - KEEP)
         self.weight.lerp_(torch.ones_like(self.weight), 1 - KEEP)
 
-    @property
-    def is_new(self) -> bool:
-        """It knows of no returns."""
-        return not self.weight
+    def or_first(self, rewards: Tensor) -> ReturnScale:
+        """Itself; before the first update one by `rewards`, so that a critic that has learned nothing says their mean.
+
+        It is for that one step: as returns, its rewards enter the averages once.
+        """
+        if self.weight:
+            return self
+        first = ReturnScale(enabled=self.enabled).to(rewards.device)
+        first.update(*moments(rewards))
+        return first
 
     @property
     def mean(self) -> Tensor:

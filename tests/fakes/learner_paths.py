@@ -130,7 +130,7 @@ class PathLearner(nn.Module):
         self.reference = (networks.reference,)
         self.with_critic = self.critic is not None or self.policy.value_head is not None
         self.returns: list[Tensor] = []
-        """Of each step so far, those of the tokens that train; before them, the rewards of the first."""
+        """Of each step so far, those of the tokens that train."""
 
     def learn(self, step: int, forest: Forest) -> list[Update]:
         paths = tree_paths(forest)
@@ -158,22 +158,21 @@ class PathLearner(nn.Module):
         if not self.with_critic:
             return draws
         trains = draws.token_weight > 0
-        self.returns = self.returns or [draws.rewards[trains].double()]
-        mean, std = self.scale()
+        mean, std = self.scale(self.returns or [draws.rewards[trains].double()])
         credit = credit_of((values * std + mean).double().numpy())
         returns = torch.from_numpy(credit.returns).to(values)
         self.returns.append(returns[trains].double())
-        mean, std = self.scale()
+        mean, std = self.scale(self.returns)
         advantages = torch.from_numpy(credit.advantages).to(values)
         return replace(draws, advantages=advantages, returns=(returns - mean) / std, old_values=values)
 
-    def scale(self) -> tuple[float, float]:
-        """Running mean and std of the returns."""
-        if not self.returns or not self.settings.critic.normalise_returns:
+    def scale(self, of_steps: Sequence[Tensor]) -> tuple[float, float]:
+        """Running mean and std of the returns of each step."""
+        if not self.settings.critic.normalise_returns:
             return 0.0, 1.0
-        weights = [KEEP**age for age in reversed(range(len(self.returns)))]
+        weights = [KEEP**age for age in reversed(range(len(of_steps)))]
         mean, square = (
-            sum(weight * of(returns).mean().item() for weight, returns in zip(weights, self.returns, strict=True))
+            sum(weight * of(returns).mean().item() for weight, returns in zip(weights, of_steps, strict=True))
             / sum(weights)
             for of in (torch.positive, torch.square)
         )

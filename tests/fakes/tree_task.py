@@ -1,9 +1,10 @@
 """A task of several turns that a tiny policy learns in seconds, in a harness that keeps its history or forks it.
 
 A rollout is a conversation of three turns. Its reward is known only at the end, and asks for the right first reply and
-the right last reply at once; what is right depends on the task, and is not the same for both. Every second rollout has
-a subagent after the first turn, whose help is worth half of the reward. All rollouts of a step are drawn together, in
-this process.
+the right last reply at once. What is right is the same for both tasks: else one policy in three does in both what is
+right in one, solves half, and stays there. But one pays less than the other, for a critic to find out. Every second
+rollout has a subagent after the first turn, whose help is worth half of the reward. All rollouts of a step are drawn
+together, in this process.
 
 Shapes: R rollouts, T tokens of a prompt, C tokens of a reply, V ids that can be drawn.
 """
@@ -36,8 +37,10 @@ Draw = Callable[[list[Ids]], list[tuple[Ids, tuple[float, ...]]]]
 """Prompts of one length -> for each the reply, and its log-probs."""
 
 HEAD: Ids = (1, 2, 3)
-TASKS = (20, 31)
+TASKS = (20, 30)
 """The token that tells a task; words of its parity are right in the first reply."""
+PAYS = dict(zip(TASKS, (1.0, 0.5), strict=True))
+"""What a rollout that does everything right is worth."""
 ASKING: Ids = (4,)
 """Before the task, in the message that asks for it, which a harness that forks moves to the end of each prompt."""
 RESULT: Ids = (5,)
@@ -99,7 +102,7 @@ class Attempt:
     @property
     def reward(self) -> float:
         first, last = self.first_right, self.last_right
-        reward = PARTIAL * (first + last) + (1 - 2 * PARTIAL) * (first and last)
+        reward = PAYS[self.task] * (PARTIAL * (first + last) + (1 - 2 * PARTIAL) * (first and last))
         return reward if self.help_right else reward / 2
 
     def record(self, step: int, sample: int) -> RolloutRecord:

@@ -23,7 +23,7 @@ SHAPE = PolicySettings(
     head_dim=16,
     ffn_size=64,
     tie_embeddings=False,
-    initializer_range=0.4,  # with less, what is learned in one task is done in the other too, and may stay so
+    initializer_range=0.4,
 )
 SETTINGS = LearnerSettings(lr=7e-3, warmup_steps=1, epochs=4, token_budget=4000, checkpoint_every=1000)
 OWN, SHARED = (
@@ -35,11 +35,11 @@ ALGORITHMS = {
     "ppo": (OWN, CreditSettings(estimator="path_gae")),
     "tree ppo": (SHARED, CreditSettings(estimator="tree_gae", gae_lambda=0.95)),
 }
-NUM_STEPS = 14
+NUM_STEPS = 20
 AT_START = 0.25
 """More than the start solves; by chance alone it is 1 in 16."""
 LEARNED = 0.6
-"""Less than is solved after `NUM_STEPS`; who does the same in both tasks solves half."""
+"""Less than is solved after `NUM_STEPS`."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def check_learning(start: Path, folder: Path, algorithm: str, *, forks: bool, se
     assert all((float(row["drift/copied"]) > 0) == forks for row in rows)
     if credit.needs_critic:
         foretold = [float(row["credit/explained_variance"]) for row in rows]
-        assert mean(foretold[-5:]) > 0.1, foretold
+        assert mean(foretold[-5:]) > 0.2, foretold
 
 
 def train(
