@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clawhpc.errors import EngineError, HostError, LaunchError, UserError
 from clawhpc.launch.failure import FAILURE_FILE, Fault, fault_of, note_failure, read_failure
+from clawhpc.launch.job import WorkerJob
 from clawhpc.launch.pool import MAX_BAD_HOSTS, WorkerPool
 from clawhpc.launch.settings import LaunchSettings, SlurmSettings
 from clawhpc.ledger import Ledger
+from clawhpc.sandbox.settings import SandboxSettings
 from tests.fakes.disk import largest_file
 from tests.fakes.slurm_worker import stub_spec
 
@@ -59,6 +62,19 @@ def test_a_worker_without_a_word_may_have_had_no_room_for_one(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
     (tmp_path / FAILURE_FILE).write_text("{half")
     assert read_failure(tmp_path) is None
+
+
+def test_a_host_on_which_no_sandbox_starts_is_bad(
+    tmp_path: Path, ledger_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox = SandboxSettings(kind="apptainer")
+    spec = replace(stub_spec(tmp_path / "run"), sandbox=sandbox, scratch_root=str(ledger_root))
+    with pytest.raises(HostError, match="no sandbox works here"):
+        WorkerJob(spec, "w0")()
+    failure = read_failure(tmp_path / "run/workers/w0")
+    assert failure is not None
+    assert failure.fault == "host"
 
 
 @pytest.fixture
