@@ -63,6 +63,19 @@ def seconds_until_gone(needle: str, *, within_s: float) -> float:
     return time.monotonic() - started
 
 
+def known_to_the_kernel(root: Path) -> list[str]:
+    """Mounts and unix sockets below `root`."""
+    tables = ("/proc/self/mounts", "/proc/net/unix")
+    rows = [row for table in tables for row in Path(table).read_text(errors="replace").splitlines()]
+    return [row for row in rows if str(root) in row]
+
+
+def traces(root: Path) -> list[str]:
+    """What there is of `root`: mounts, sockets, processes that name it, and what lies in it."""
+    processes = [f"process {pid}" for pid in running(str(root))]
+    return [*known_to_the_kernel(root), *processes, *map(str, root.iterdir())]
+
+
 def shell(script: str, **fields: object) -> SandboxCommand:
     return SandboxCommand(
         sandbox_id="test",

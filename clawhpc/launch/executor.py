@@ -28,9 +28,10 @@ ALSO_OF_OTHERS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 """Variables that tell Slurm's commands what to do, and do not describe a job."""
 
 
-def make_executor(settings: LaunchSettings, folder: Path) -> submitit.AutoExecutor:
+def make_executor(settings: LaunchSettings, folder: Path, last_lines: Sequence[str] = ()) -> submitit.AutoExecutor:
     """For workers: an executor that keeps its job files in `folder`. UserError where this cannot be done here.
 
+    `last_lines`: of shell, which end the script of a job on Slurm, however its worker has ended.
     On Slurm it also makes submitit ask Slurm as often as `settings` say, for all jobs of this process.
     """
     if settings.cluster == "local":
@@ -38,6 +39,7 @@ def make_executor(settings: LaunchSettings, folder: Path) -> submitit.AutoExecut
     else:
         executor = _slurm_executor(settings.slurm, folder)
         executor.update_parameters(slurm_array_parallelism=settings.slurm.array_parallelism or NO_THROTTLE)
+        executor.update_parameters(slurm_teardown=list(last_lines) or None)
         submitit.SlurmJob.watcher = SlurmStates(settings.slurm.watch_s)
     executor.update_parameters(timeout_min=settings.timeout_min, name=JOB_NAME)
     return executor

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from clawhpc.errors import ClawError
 from clawhpc.launch.failure import note_failure
 from clawhpc.launch.lease import wait_for_end
 from clawhpc.launch.states import run
+from clawhpc.ledger import default_root, end_job
+from clawhpc.ledger.parent import die_with_parent
 from clawhpc.paths import RunPaths
 from clawhpc.worker.settings import WorkerSpec
 
@@ -55,9 +59,10 @@ class WorkerJob:
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
         if self.lease is not None:
+            die_with_parent()  # the daemon of this step: without it Slurm counts the worker as gone
             threading.Thread(target=self._end_with_campaign, args=(self.lease,), name="lease", daemon=True).start()
         try:
-            with sigterm_ends_it():
+            with sigterm_ends_it(), self._alone_in_its_job():
                 told_by = self._work()
         except (ClawError, OSError) as error:
             note_failure(self._workers / self.worker_id, error, Path(self.spec.run_root))
@@ -68,11 +73,28 @@ class WorkerJob:
     def _work(self) -> signal.Signals | None:
         from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine
 
-        return run_worker(self.spec, self.worker_id)
+        return run_worker(self.spec, self.worker_id, self._slurm_job)
 
     def checkpoint(self) -> DelayedSubmission:
         """Called by submitit at USR2: go on later with the same worker id, whose claims are still its own."""
         return DelayedSubmission(self)
+
+    @property
+    def _slurm_job(self) -> str:
+        """Its turns on one node; empty for a worker that a campaign has started on its own machine."""
+        return "{SLURM_JOB_ID}.{SLURMD_NODENAME}".format(**os.environ) if self.lease is not None else ""
+
+    @contextmanager
+    def _alone_in_its_job(self) -> Iterator[None]:
+        """Of a former turn of this job nothing is on its node within the block; of this one nothing after it."""
+        root = Path(self.spec.scratch_root) if self.spec.scratch_root else default_root()
+        for failure in end_job(root, self._slurm_job).failures if self._slurm_job else ():
+            log.warning(failure)
+        try:
+            yield
+        finally:
+            if self._slurm_job:
+                end_job(root, self._slurm_job)
 
     @property
     def _workers(self) -> Path:
@@ -88,6 +110,12 @@ class WorkerJob:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(END_S)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def script_end(scratch_root: str | None) -> list[str]:
+    """The last lines of a worker's script: nothing of the worker is left on its host, though it was killed."""
+    clean = shlex.join([sys.executable, "-m", "clawhpc.ledger"])
+    return ["code=$?", f'{clean} "$SLURM_JOB_ID.$SLURMD_NODENAME" {shlex.quote(scratch_root or "")}', "exit $code"]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import submitit
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.executor import JOB_NAME, make_executor, submit
 from clawhpc.launch.failure import Failure, read_failure
-from clawhpc.launch.job import LEASE_FILE, Lease, WorkerJob
+from clawhpc.launch.job import LEASE_FILE, Lease, WorkerJob, script_end
 from clawhpc.launch.lease import hold_lease
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.states import TAKEN, WAITING, is_in, run
@@ -65,7 +65,7 @@ class WorkerPool:
         self._make_job = make_job
         self._paths = RunPaths(Path(spec.run_root))
         self._folder = self._paths.workers / "submitit"
-        self._executor = make_executor(settings, self._folder)
+        self._executor = make_executor(settings, self._folder, script_end(spec.scratch_root))
         self._on_slurm = settings.cluster == "slurm"
         self._lease = Lease(f"c{uuid.uuid4().hex[:8]}", settings.slurm.lease_s) if self._on_slurm else None
         self._jobs: dict[str, submitit.Job[None]] = {}

@@ -1,7 +1,7 @@
 """What this process has started outside itself, and must not outlive it."""
 
 from clawhpc.ledger.discard import discard
-from clawhpc.ledger.janitor import Cleared, Remains, clear_remains, find_remains
+from clawhpc.ledger.janitor import Cleared, Remains, clear_remains, end_job, find_remains
 from clawhpc.ledger.owner import Ledger, default_root
 from clawhpc.ledger.reap import kill_marked, remove_tree
 
@@ -12,6 +12,7 @@ __all__ = [
     "clear_remains",
     "default_root",
     "discard",
+    "end_job",
     "find_remains",
     "kill_marked",
     "remove_tree",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +19,10 @@ from clawhpc.ledger import reap
 
 MOST_FILES = 10_000
 """That are counted in one folder: nobody needs to know more exactly, and a million take a while."""
+DIE_S = 5.0
+"""For an owner that is killed to be gone; more only where a disk hangs."""
+POLL_S = 0.02
+"""Between two looks whether it is: a lock that frees itself tells nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,8 @@ class Remains:
     pid: int | None
     """Of the owner while it lived; None where it died before it could say."""
     command: str
+    job: str
+    """Of Slurm, to which it belonged; empty where it did to none."""
     processes: tuple[int, ...]
     """That it started, and what descends from them; a living owner that it started is among them."""
     mounts: tuple[Path, ...]
@@ -38,6 +46,7 @@ class Remains:
     def summary(self) -> str:
         """For a person, in one line."""
         who = f"process {self.pid} ({self.command})" if self.pid else "process unknown"
+        who += f" of job {self.job}" if self.job else ""
         return (
             f"{self.owner}: {who} has left {len(self.processes)} processes, {len(self.mounts)} mounts, "
             f"{self.num_sockets} sockets, {self.num_files} files"
@@ -70,6 +79,37 @@ def clear_remains(root: Path) -> Cleared:
         owners += cleared
         failures.clear()
     return Cleared(owners=tuple(owners), failures=tuple(failures.values()))
+
+
+def end_job(root: Path, job: str) -> Cleared:
+    """Remove all of the owners that belong to Slurm's job `job`, those that still live included. UserError: see above.
+
+    For where that job has ended, or begins anew, on this host: the daemons of Slurm can be killed too, and then its
+    processes live on. Owners of other jobs that live are left alone; those that have died are reaped as well.
+    """
+    assert job, "owners without a job belong to nobody's"
+    for lock in _locks(root):
+        note = _note(lock)
+        if (note.get("job"), note.get("host")) == (job, os.uname().nodename):
+            _end(int(note["pid"]), lock)
+    return clear_remains(root)
+
+
+def _end(pid: int, lock: Path) -> None:
+    """Kill the owner `pid`, if it is the one that holds `lock`; return when `lock` is free."""
+    if _holds(pid, lock):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + DIE_S
+        while lock.exists() and not _is_dead(lock) and time.monotonic() < until:
+            time.sleep(POLL_S)
+
+
+def _holds(pid: int, lock: Path) -> bool:
+    """`pid` has `lock` open, and no other process that has its number by now."""
+    with suppress(OSError):
+        return str(lock) in (os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def _clear(root: Path, lock: Path, failures: dict[Path, str]) -> bool:
@@ -125,22 +165,21 @@ def _is_dead(lock: Path) -> bool:
 
 
 def _note(lock: Path) -> dict[str, Any]:
-    """What the owner wrote into its lock; nothing where it died before."""
-    with suppress(ValueError):
+    """What the owner wrote into its lock; nothing where it died before, or its lock is gone."""
+    with suppress(ValueError, OSError):
         note = json.loads(lock.read_bytes())
         return note if isinstance(note, dict) else {}
     return {}
 
 
 def _describe(root: Path, owner: str) -> Remains:
-    note: dict[str, Any] = {}
-    with suppress(OSError):
-        note = _note(reap.lock_path(root, owner))
+    note = _note(reap.lock_path(root, owner))
     num_files, num_sockets = _count(root / owner)
     return Remains(
         owner=owner,
         pid=note.get("pid"),
         command=" ".join(map(str, note.get("command", ()))),
+        job=str(note.get("job", "")),
         processes=tuple(sorted(reap.find_marked(reap.owner_marker(owner), set()))),
         mounts=tuple(point for point, _ in reap.mounts_below(root / owner)),
         num_sockets=num_sockets,

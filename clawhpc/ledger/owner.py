@@ -57,8 +57,8 @@ class Ledger:
         self._watchdog = watchdog
 
     @classmethod
-    def open(cls, root: Path | None = None, *, clear: bool = True) -> Ledger:
-        """Reap dead owners on `root`, and become a living one.
+    def open(cls, root: Path | None = None, *, clear: bool = True, job: str = "") -> Ledger:
+        """Reap dead owners on `root`, and become a living one, which belongs to Slurm's job `job` (see `end_job`).
 
         `root`: a folder of this user's on a local file system; made if missing. Raises UserError where it is unusable.
         `clear=False` leaves what the dead have left, for who wants to look at it first.
@@ -70,7 +70,7 @@ class Ledger:
         _make_private(root)
         for failure in clear_remains(root).failures if clear else ():
             log.warning(failure)
-        lock = _lock_new(root, owner)
+        lock = _lock_new(root, owner, job)
         (root / owner).mkdir(mode=0o700)
         return cls(root=root, owner=owner, lock=lock, watchdog=_start_watchdog(root, owner))
 
@@ -130,7 +130,7 @@ def _make_private(root: Path) -> None:
         raise UserError(f"{root}: no folder for temporary files can be made there: {error.strerror}") from error
 
 
-def _lock_new(root: Path, owner: str) -> int:
+def _lock_new(root: Path, owner: str, job: str) -> int:
     """The lock that says "this owner lives", on disk before anything is started. The kernel frees it when we die."""
     path = reap.lock_path(root, owner)
     while True:
@@ -139,7 +139,7 @@ def _lock_new(root: Path, owner: str) -> int:
         if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
             break
         os.close(lock)  # another process took the new file for a dead owner's, and has removed it
-    note = {"pid": os.getpid(), "host": os.uname().nodename, "command": sys.argv}
+    note = {"pid": os.getpid(), "host": os.uname().nodename, "command": sys.argv, "job": job}
     os.write(lock, json.dumps(note).encode())
     return lock
 

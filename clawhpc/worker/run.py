@@ -59,13 +59,13 @@ MODEL_NAME = "clawhpc-policy"
 """What harnesses call the policy."""
 
 
-def run_worker(spec: WorkerSpec, worker_id: str) -> signal.Signals | None:
+def run_worker(spec: WorkerSpec, worker_id: str, job: str = "") -> signal.Signals | None:
     """Work until told to stop (the stop file, SIGTERM, SIGINT), or until idle. Nothing is left afterwards.
 
-    Returns the signal that it was told by.
+    Returns the signal that it was told by. `job`: of Slurm, to which what it starts belongs.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it encodes one text at a time: a pool of threads would only spin
-    with Ledger.open(Path(spec.scratch_root) if spec.scratch_root else None) as ledger:
+    with Ledger.open(Path(spec.scratch_root) if spec.scratch_root else None, job=job) as ledger:
         return anyio.run(live, spec, worker_id, ledger)
 
 

@@ -6,16 +6,22 @@ It opens a ledger on ROOT, starts what KIND says, with `sleep NEEDLE` in it, pri
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 
+from clawhpc.launch.job import WorkerJob
 from clawhpc.ledger import Ledger
-from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
+from clawhpc.sandbox.base import Sandbox, SandboxCommand
+from clawhpc.sandbox.container import Container
 from clawhpc.sandbox.open import open_sandbox
+from clawhpc.sandbox.root import Root, host_root
 from clawhpc.sandbox.settings import SandboxSettings
 
 LIFE_S = 120
@@ -61,13 +67,39 @@ def own_worker(ledger: Ledger, root: Path, needle: str, cache_dir: Path) -> None
 
 
 async def own_sandbox(kind: str, ledger: Ledger, needle: str, cache_dir: Path) -> None:
-    sandbox = await open_sandbox(SandboxSettings(kind=kind), ledger=ledger, cache_dir=cache_dir)  # type: ignore[arg-type]
+    sandbox = await sandbox_of(kind, ledger, cache_dir)
     script = (
         f"setsid sleep {needle} & (setsid nohup sleep {needle} &) ; trap '' TERM HUP; sleep {needle}; sleep {needle}"
     )
     command = SandboxCommand(sandbox_id="owned", argv=("/bin/bash", "-c", script), env={}, cwd="/")
     print("ready", flush=True)
     await sandbox.run(command, timeout_s=LIFE_S)
+
+
+async def sandbox_of(kind: str, ledger: Ledger, cache_dir: Path) -> Sandbox:
+    """`bubblewrap`; `apptainer`, on a folder; or `sif`: Apptainer on a file, which it mounts through a FUSE process."""
+    if kind != "sif":
+        return await open_sandbox(SandboxSettings(kind=kind), ledger=ledger, cache_dir=cache_dir)  # type: ignore[arg-type]
+    program, host = find_apptainer(cache_dir), host_root(ledger.scratch / "top")
+    assert program is not None, "the caller has looked for it"
+    file = ledger.scratch / "top.sqfs"
+    subprocess.run(["mksquashfs", str(host.base), str(file), "-quiet", "-no-progress"], check=True, capture_output=True)
+    backend = Apptainer(program=program, config_dir=ledger.scratch / "apptainer")
+    return Container(backend=backend, root=Root(base=file, mounts=host.mounts, python=host.python), ledger=ledger)
+
+
+@dataclass(frozen=True)
+class OwningWorker(WorkerJob):
+    """In place of a worker on Slurm: it has one sandbox, for ever."""
+
+    kind: str = "sif"
+    needle: str = ""
+
+    def _work(self) -> signal.Signals | None:
+        assert self.spec.scratch_root is not None, "the test gives it one of its own"
+        with Ledger.open(Path(self.spec.scratch_root), job=self._slurm_job) as ledger:
+            anyio.run(own_sandbox, self.kind, ledger, self.needle, Path(self.spec.cache_dir))
+        return None
 
 
 def say_ready() -> None:

@@ -18,7 +18,7 @@ from clawhpc.errors import UserError
 from clawhpc.ledger import Ledger, kill_marked, remove_tree
 from clawhpc.ledger.reap import read_processes, unmount_below
 from tests.fakes.trees import nest
-from tests.sandbox_parts import running, seconds_until_gone
+from tests.sandbox_parts import running, seconds_until_gone, traces
 
 PROMISE_S = 10.0
 """From the owner's death until nothing is left."""
@@ -80,20 +80,31 @@ def is_empty(root: Path) -> bool:
     return list(root.iterdir()) == []
 
 
+APPTAINER = [pytest.mark.sandbox, pytest.mark.apptainer]
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
 OWNERS = [
-    "processes",
-    pytest.param("bubblewrap", marks=pytest.mark.sandbox),
-    pytest.param("apptainer", marks=[pytest.mark.sandbox, pytest.mark.apptainer]),
-    pytest.param("worker", marks=pytest.mark.sandbox),
+    ("processes", KILL),
+    pytest.param("processes", TERM, marks=pytest.mark.slow),
+    pytest.param("bubblewrap", KILL, marks=pytest.mark.sandbox),
+    pytest.param("bubblewrap", TERM, marks=[pytest.mark.sandbox, pytest.mark.slow]),
+    pytest.param("apptainer", KILL, marks=APPTAINER),
+    pytest.param("apptainer", TERM, marks=[*APPTAINER, pytest.mark.slow]),
+    pytest.param("sif", KILL, marks=APPTAINER),
+    pytest.param("sif", TERM, marks=[*APPTAINER, pytest.mark.slow]),
+    pytest.param("worker", KILL, marks=pytest.mark.sandbox),
+    pytest.param("worker", TERM, marks=[pytest.mark.sandbox, pytest.mark.slow]),
 ]
 
 
-@pytest.mark.parametrize("kind", OWNERS)
-def test_nothing_is_left_soon_after_an_owner_is_killed(kind: str, start: Start, ledger_root: Path, needle: str) -> None:
-    kill(start(kind))
+@pytest.mark.parametrize(("kind", "number"), OWNERS)
+def test_nothing_is_left_soon_after_an_owner_is_killed(
+    kind: str, number: signal.Signals, start: Start, ledger_root: Path, needle: str
+) -> None:
+    owner = start(kind)
+    owner.send_signal(number)
+    owner.wait(PROMISE_S)
     seconds_until_gone(f"sleep {needle}", within_s=PROMISE_S)
-    seconds_until_gone(str(ledger_root), within_s=PROMISE_S)
-    assert is_empty(ledger_root)
+    wait_until(lambda: traces(ledger_root) == [], within_s=PROMISE_S)
 
 
 @pytest.mark.parametrize("kind", ["processes", pytest.param("apptainer", marks=pytest.mark.apptainer)])

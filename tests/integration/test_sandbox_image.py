@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,11 +10,12 @@ import anyio
 import pytest
 
 from clawhpc.ledger import Ledger
-from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
+from clawhpc.sandbox.apptainer import find_apptainer
 from clawhpc.sandbox.base import Mount
 from clawhpc.sandbox.container import Container
-from clawhpc.sandbox.root import Root, host_root
+from clawhpc.sandbox.root import host_root
 from clawhpc.sandbox.settings import SandboxSettings
+from tests.fakes.owner import sandbox_of
 from tests.sandbox_parts import KINDS, WORKSPACE, missing, run, running, shell, working_sandbox
 
 pytestmark = pytest.mark.anyio
@@ -62,14 +62,13 @@ async def test_our_own_interpreter_serves_where_the_hosts_is_missing(
 
 
 @pytest.fixture
-def file_image_sandbox(ledger: Ledger, cache_dir: Path) -> Container:
+async def file_image_sandbox(ledger: Ledger, cache_dir: Path) -> Container:
     """Apptainer on an image that is a file, which it mounts through a FUSE process."""
-    program = find_apptainer(cache_dir) or missing("Apptainer")
-    host = host_root(ledger.scratch / "top")
-    file = ledger.scratch / "top.sqfs"
-    subprocess.run(["mksquashfs", str(host.base), str(file), "-quiet", "-no-progress"], check=True, capture_output=True)
-    backend = Apptainer(program=program, config_dir=ledger.scratch / "apptainer")
-    return Container(backend=backend, root=Root(base=file, mounts=host.mounts, python=host.python), ledger=ledger)
+    if find_apptainer(cache_dir) is None:
+        missing("Apptainer")
+    sandbox = await sandbox_of("sif", ledger, cache_dir)
+    assert isinstance(sandbox, Container)
+    return sandbox
 
 
 @pytest.mark.apptainer

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.ledger import Cleared, Ledger, clear_remains, find_remains
+from clawhpc.ledger import Cleared, Ledger, clear_remains, end_job, find_remains
 from clawhpc.ledger.janitor import MOST_FILES
-from clawhpc.ledger.reap import owner_marker
+from clawhpc.ledger.reap import owner_marker, read_processes
 from tests.fakes.trees import nest
 
 
@@ -57,6 +61,56 @@ def test_a_living_owner_is_not_found(ledger_root: Path) -> None:
         assert [one.owner for one in find_remains(ledger_root)] == ["ab12"]
         assert clear_remains(ledger_root).owners == ("ab12",)
         assert ledger.scratch.is_dir()
+
+
+OWNER = """
+import subprocess, sys
+from pathlib import Path
+from clawhpc.ledger import Ledger
+ledger = Ledger.open(Path(sys.argv[1]), job=sys.argv[2])
+child = subprocess.Popen(["sleep", "60"], env=ledger.environment, start_new_session=True, stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+sys.stdin.read()
+ledger.close()
+"""
+
+
+@contextmanager
+def owner_in(root: Path, job: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A living owner that belongs to `job`, and a process that it has started."""
+    command = [sys.executable, "-c", OWNER, str(root), job]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        yield owner, int(owner.stdout.readline())
+
+
+def test_of_a_job_that_has_ended_nothing_is_left_and_another_job_on_the_same_node_lives_on(ledger_root: Path) -> None:
+    with owner_in(ledger_root, "7.n1") as (ended, child), owner_in(ledger_root, "70.n1") as (other, others_child):
+        with Ledger.open(ledger_root) as of_no_job:
+            end_job(ledger_root, "7.n1")
+            assert ended.wait(5) == -signal.SIGKILL
+            assert child not in read_processes()
+            assert other.poll() is None
+            assert others_child in read_processes()
+            assert of_no_job.scratch.is_dir()
+        assert len(list(ledger_root.glob("*.lock"))) == 1
+
+
+def test_a_process_that_has_the_number_of_a_dead_owner_is_not_killed(ledger_root: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        note = {"pid": bystander.pid, "host": os.uname().nodename, "command": [], "job": "7.n1"}
+        leave(ledger_root, "ab12", json.dumps(note))
+        assert find_remains(ledger_root)[0].job == "7.n1"
+        assert end_job(ledger_root, "7.n1").owners == ("ab12",)
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_the_last_line_of_a_jobs_script_removes_what_it_has_left(ledger_root: Path) -> None:
+    with owner_in(ledger_root, "7.n1") as (owner, _):
+        subprocess.run([sys.executable, "-m", "clawhpc.ledger", "7.n1", str(ledger_root)], check=True)
+        assert owner.wait(5) == -signal.SIGKILL
+    assert list(ledger_root.iterdir()) == []
 
 
 def test_who_opens_a_ledger_to_look_first_clears_nothing(ledger_root: Path) -> None:

@@ -1,0 +1,19 @@
+"""Remove what a job of Slurm has left on this host: python -m clawhpc.ledger JOB [ROOT]. For the end of its script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from clawhpc.ledger.janitor import end_job
+from clawhpc.ledger.owner import default_root
+
+
+def main(job: str, root: str = "") -> None:
+    """Say what cannot be removed; nothing where nothing was left."""
+    cleared = end_job(Path(root) if root else default_root(), job)
+    sys.stderr.writelines(f"{failure}\n" for failure in cleared.failures)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
