@@ -72,12 +72,13 @@ def run(command: dict) -> tuple[dict, bytes]:
         forward(command["proxy_port"], command["proxy_socket"])
     bound(command["limits"], own_users="user" not in shared)
     watch = Watch(command["limits"], command["writable"])
+    watch.start()
+    os.setpriority(os.PRIO_PROCESS, 0, command["nice"])  # of this thread, and of what it starts: not of the others
     output = Output()
     try:
         child = start(command["argv"], command["env"], command["cwd"], output.sink)
     except OSError as error:
         return {"error": f"{error.filename or command['argv'][0]}: {error.strerror}"}, b""
-    watch.start()
     status = wait_for(child)
     left = kill_others()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -135,19 +136,24 @@ class Watch:
     def look_on(self) -> None:
         """Until there is too much, or an end."""
         while not self.ended.wait(LOOK_S):
-            found = processes()
-            exceeded = self.number(found) or self.memory(found)
-            if not exceeded and time.monotonic() >= self.walk_at:
-                exceeded = self.disk(found)
-            if exceeded:
-                self.exceeded = exceeded
+            self.exceeded = self.look()
+            if self.exceeded:
                 with suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
                 return
 
-    def number(self, found: dict) -> str:
-        """Whether there are too many processes, in words; empty if not."""
-        number, most = sum(threads for threads, _ in found.values()), self.limits["max_processes"]
+    def look(self) -> str:
+        """What there is too much of, in words; empty if nothing."""
+        pids = other_processes()
+        if len(pids) > self.limits["max_processes"]:  # a bomb is not looked at any closer
+            return self.too_many(len(pids))
+        found = usage(pids)
+        exceeded = self.too_many(sum(threads for threads, _ in found.values())) or self.memory(found)
+        return exceeded or (self.disk(found) if time.monotonic() >= self.walk_at else "")
+
+    def too_many(self, number: int) -> str:
+        """Whether there are more processes than there may be."""
+        most = self.limits["max_processes"]
         return f"processes: {number} at a time, threads among them; the limit is {most}" if number > most else ""
 
     def memory(self, found: dict) -> str:
@@ -178,14 +184,18 @@ def beyond(what: str, taken: int, most: int) -> str:
     return f"{what}: {taken / GB:.2f} GB; the limit is {most / GB:.2f} GB" if taken > most else ""
 
 
-def processes() -> dict:
-    """Process -> the number of its threads, and the bytes of memory that it maps; all but ourselves."""
+def other_processes() -> list:
+    """Of the container, all but ourselves."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def usage(pids: list) -> dict:
+    """Process -> the number of its threads, and the bytes of memory that it maps."""
     found = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
             found[pid] = int(fields[NUM_THREADS]), int(fields[RSS_PAGES]) * resource.getpagesize()
-    del found[os.getpid()]
     return found
 
 

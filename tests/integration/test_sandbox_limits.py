@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -129,7 +130,7 @@ BOMBS = {
     """,
     "bomb": """
         import os, signal
-        for _ in range(9):
+        for _ in range(11):
             os.fork()
         signal.pause()  # NEEDLE
     """,
@@ -151,7 +152,7 @@ FILLERS = {
         "for name in x ~/x /tmp/x /var/tmp/x; do head -c 2800K /dev/zero > $name; done;"
         "exec 3> y; rm y; head -c 2800K /dev/zero >&3; sleep 60"
     ),
-    "empty files": "python3 -c 'for n in range(4000): open(str(n), \"w\")'; sleep 60",
+    "empty files": "python3 -c 'for n in range(3200): open(str(n), \"w\")'; sleep 60",
     "at the end": "head -c 8M /dev/zero > x; head -c 8M /dev/zero > y",
 }
 
@@ -199,9 +200,9 @@ async def test_endless_output_is_ended(kind: str, stream: int, limited: OpenLimi
 
 @EITHER
 async def test_what_the_kernel_itself_holds_it_to(kind: str, limited: OpenLimited) -> None:
-    script = "ulimit -n; ulimit -u; ulimit -Hc; cat /proc/self/oom_score_adj"
+    script = "ulimit -n; ulimit -u; ulimit -Hc; cat /proc/self/oom_score_adj; nice"
     result = await run(await limited(kind, max_open_files=100, max_processes=200), shell(script))
-    assert result.stdout_tail.split() == ["100", "400", "0", "1000"]
+    assert result.stdout_tail.split() == ["100", "400", "0", "1000", str(os.getpriority(os.PRIO_PROCESS, 0))]
 
 
 @EITHER

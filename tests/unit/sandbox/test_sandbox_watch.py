@@ -49,13 +49,16 @@ def test_a_process_is_seen_with_its_threads_and_its_memory_and_is_gone_when_it_e
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        threads, mapped = init.processes()[process.pid]
+        threads, mapped = init.usage([process.pid])[process.pid]
         assert threads == 2
+        assert process.pid in init.other_processes()
+        assert os.getpid() not in init.other_processes()
         total, shared = init.exact_memory({process.pid: (threads, mapped)})
         assert 20 * MB <= total <= mapped
         assert shared < MB
         process.communicate(b"\n")
-    assert process.pid not in init.processes()
+    assert process.pid not in init.other_processes()
+    assert init.usage([process.pid]) == {}
     assert init.exact_memory({process.pid: (threads, mapped)}) == (0, 0)
 
 
