@@ -17,16 +17,9 @@ from clawhpc.launch.executor import ALSO_OF_OTHERS
 from clawhpc.launch.states import run
 from clawhpc.learner.hosts import LOOPBACK, THIS_HOST, Host
 
-STEP = (
-    *(
-        "srun",
-        "--overlap",
-    ),  # the resources of the job's other steps are this one's too: without, it would wait for them
-    *("--nodes=1", "--ntasks=1"),
-    *("--cpu-bind=none", "--mpi=none", "--input=none"),
-    "--export=ALL",
-)
-"""How a command is started in the job, but for where."""
+STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--input=none", "--export=ALL")
+"""How a command is started in the job, but for where. A step that did not overlap would wait for the end of the others.
+"""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK_NET = "127."
 
@@ -75,24 +68,23 @@ def read_addresses(text: str) -> dict[str, str]:
 def make_hosts(addresses: Mapping[str, str], step: Sequence[str], environment: Mapping[str, str]) -> tuple[Host, ...]:
     """The hosts with these names and addresses. Only the first, which is this one, is reached without a `step`."""
     first, *others = addresses
-    # What srun takes from its environment would say how the step is that this process runs in.
-    plain = {
+    plain = without_own_job(environment)
+    return (
+        Host(name=first, address=addresses[first]),
+        *(
+            Host(name=name, address=addresses[name], starter=(*step, f"--nodelist={name}"), environment=plain)
+            for name in others
+        ),
+    )
+
+
+def without_own_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment`, less what says how this process was started: srun would take it for what is wanted of it."""
+    return {
         key: value
         for key, value in environment.items()
         if not key.startswith(("SLURM", "SRUN")) or key in ALSO_OF_OTHERS
     }
-    return (
-        Host(name=first, address=addresses[first]),
-        *(
-            Host(
-                name=name,
-                address=addresses[name],
-                starter=(*step, f"--nodelist={name}"),
-                environment=plain,
-            )
-            for name in others
-        ),
-    )
 
 
 def check_own_name(name: str, address: str, resolve: Callable[[str], str], environment: Mapping[str, str]) -> None:

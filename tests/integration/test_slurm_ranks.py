@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from safetensors.torch import load_file
 
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.allocation import learner_hosts
-from clawhpc.learner.ranks import Ranks, lead_ranks
 from clawhpc.ledger.reap import read_processes
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord
+from tests.fakes.leader import lead
 from tests.fakes.learner_campaign import SETTINGS, Campaign, close, rollouts
 from tests.sandbox_parts import running
 from tests.slurm_cluster import SlurmCluster, until
@@ -34,13 +33,6 @@ from clawhpc.launch.allocation import learner_hosts
 here, there = learner_hosts(2)
 command = [*there.starter, sys.executable, "-c", sys.argv[1]]
 print(here.name, subprocess.check_output(command, env=there.environment, text=True), end="", flush=True)
-"""
-LEAD = """
-import sys, time
-from tests.integration.test_slurm_ranks import lead
-with lead(sys.argv[1]) as ranks:
-    print(ranks.gather(0)[1], flush=True)
-    time.sleep(120)
 """
 
 
@@ -66,13 +58,6 @@ def job(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(job_id, slurm)
 
 
-def lead(logs: str) -> AbstractContextManager[Ranks]:
-    """Two ranks, the second one on the other host: it says its process id, and waits."""
-    command = [sys.executable, "-m", "tests.fakes.rank", "wait"]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return lead_ranks(1, command, hosts=learner_hosts(2), logs=Path(logs), environment=environment, cuda=False)
-
-
 def test_a_batch_script_and_a_step_start_steps_on_the_other_node_that_see_its_gpus(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -80,10 +65,12 @@ def test_a_batch_script_and_a_step_start_steps_on_the_other_node_that_see_its_gp
     ask = f"{sys.executable} -c '{ASK}' \"{SHOW}\""
     as_a_campaign = "srun --nodes=1 --ntasks=1 --relative=0 --cpus-per-task=2"
     script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\nset -e\nexport PYTHONPATH={ROOT}\n{ask}\n{as_a_campaign} {ask}\n")
+    ours = f"export PYTHONPATH={ROOT} CUDA_VISIBLE_DEVICES=7"
+    script.write_text(f"#!/bin/sh\nset -e\n{ours}\n{ask}\n{as_a_campaign} {ask}\n")
     asked = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--mem=500", "--gpus-per-node=2")
     outputs = (f"--output={tmp_path}/out", f"--error={tmp_path}/error")
-    slurm.run("sbatch", "--wait", *asked, "--nodelist=n2,n3", *outputs, script)
+    slurm.run("sbatch", *asked, "--nodelist=n2,n3", *outputs, script)
+    slurm.until(lambda: not slurm.queue())
     assert (tmp_path / "out").read_text() == "n2 n3 0,1 1\n" * 2, (tmp_path / "error").read_text()
 
 
@@ -136,7 +123,8 @@ def name_of(pid: int) -> str:
 @pytest.fixture
 def leader(job: Job, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is rank 0, and prints the process id of rank 1, which is not its child."""
-    process = subprocess.Popen([sys.executable, "-c", LEAD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.fakes.leader", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()
     process.communicate()
@@ -156,7 +144,7 @@ def test_a_rank_on_another_host_does_not_outlive_a_rank_0_that_is_killed(
 @pytest.mark.slow
 def test_a_rank_whose_srun_is_killed_ends_and_is_named(job: Job, tmp_path: Path) -> None:
     killed = r"rank 1 of the learner on n2 was killed by SIGKILL"
-    with pytest.raises(LaunchError, match=killed), lead(str(tmp_path)) as ranks:  # noqa: PT012
+    with pytest.raises(LaunchError, match=killed), lead(tmp_path) as ranks:  # noqa: PT012
         follower = ranks.gather(0)[1]
         for pid in own_sruns():
             os.kill(pid, signal.SIGKILL)
