@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,23 @@ def runs_of_sweep(experiment: str, *overrides: str) -> list[RunConfig]:
     swept = [*(f"{key}={value}" for key, value in params.items()), *overrides]
     (runs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(swept), max_batch_size=None)
     return [typed(compose_config(f"experiment={experiment}", *run)) for run in runs]
+
+
+def overrides_in(page: Path) -> list[list[str]]:
+    """Those of each command that stands in a block of `page`, without what a reader has to fill in."""
+    lines = re.sub(r"\\\n\s+", "", page.read_text()).splitlines()
+    commands = [
+        shlex.split(line, comments=True) for line in lines if re.match(r"    .*(clawhpc\.(?!view)|jobs/\w+\.sh)", line)
+    ]
+    return [[word for word in command if "=" in word and not word.startswith("-")] for command in commands]
+
+
+def test_every_command_of_the_page_on_clusters_is_one_that_can_be_given() -> None:
+    given = overrides_in(CONF_DIR.parent / "docs/cluster.md")
+    assert len(given) >= 10
+    for overrides in given:
+        (runs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), max_batch_size=None)
+        assert typed(compose_config(*runs[0])), overrides
 
 
 @pytest.mark.parametrize(("experiment", "num_runs"), [("mix_harness", 6), ("timeout_hardening", 8)])
