@@ -34,7 +34,7 @@ class Apptainer:
         inside = {f"APPTAINERENV_{name}": value for name, value in markers.items()}
         return {**markers, **inside, "APPTAINER_CONFIGDIR": str(self.config_dir)}
 
-    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str]) -> list[str]:
+    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str], layer: Path | None = None) -> list[str]:
         """The command line that runs `inner` on `root` with `mounts`, each after those that it lies in."""
         isolation = (
             *("--containall", "--cleanenv", "--no-home", "--no-mount", "hostfs,bind-paths,sys,cwd"),
@@ -42,8 +42,9 @@ class Apptainer:
             *("--no-init", "--no-privs"),  # init.py is the first process
             *(("--userns",) if os.getuid() == 0 else ()),  # root would go without, and keep what it may do
         )
+        over = () if layer is None else ("--overlay", str(layer))
         binds = [part for mount in (*kernel_settings(), *mounts) for part in ("--mount", _mount_text(mount))]
-        return [self.program, "--quiet", "exec", *isolation, *binds, "--pwd", "/", str(root.base), *inner]
+        return [self.program, "--quiet", "exec", *isolation, *over, *binds, "--pwd", "/", str(root.base), *inner]
 
 
 def find_apptainer(cache_dir: Path) -> str | None:

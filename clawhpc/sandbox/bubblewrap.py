@@ -29,8 +29,9 @@ class Bubblewrap:
         """Of `bwrap` itself, and of init."""
         return markers
 
-    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str]) -> list[str]:
+    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str], layer: Path | None = None) -> list[str]:
         """The command line that runs `inner` on `root` with `mounts`, each after those that it lies in."""
+        assert layer is None, "open_sandbox takes Apptainer where a root is to be written"
         isolation = (
             *(
                 "--unshare-user",

@@ -30,7 +30,8 @@ from clawhpc.sandbox.settings import SandboxLimits
 SANDBOX_VARIABLE = "CLAWHPC_SANDBOX"
 INIT_TARGET = "/run/clawhpc/init.py"
 SOCKET_TARGET = "/run/clawhpc/proxy.sock"
-COMMAND, REPORT, TMP, VAR_TMP, HOME = "command", "report", "tmp", "var-tmp", "home"
+LAYER_TARGET = "/run/clawhpc/layer"
+COMMAND, REPORT, TMP, VAR_TMP, HOME, LAYER = "command", "report", "tmp", "var-tmp", "home", "layer"
 """What lies in the folder of one run."""
 TAIL_BYTES = 65536
 """Kept of each output stream."""
@@ -60,8 +61,10 @@ class Backend(Protocol):
         """Of the container program, which must carry `markers`."""
         ...
 
-    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str]) -> list[str]:
-        """The command line that runs `inner` on `root` with `mounts`."""
+    def argv(self, root: Root, mounts: Sequence[Mount], inner: Sequence[str], layer: Path | None = None) -> list[str]:
+        """The command line that runs `inner` on `root` with `mounts`; `layer` takes what is written on a root that is
+        writable.
+        """
         ...
 
 
@@ -149,11 +152,12 @@ class Container:
         """Start the container program; `folder` is this run's own."""
         markers = {**self._ledger.environment, SANDBOX_VARIABLE: marker}
         mounts = _mounts(self._root, command, folder)
-        (folder / COMMAND).write_text(_command_text(command, self._limits))
+        layer = folder / LAYER if self._root.writable else None
+        (folder / COMMAND).write_text(_command_text(command, self._limits, [LAYER_TARGET] if layer else []))
         with (folder / COMMAND).open("rb") as stdin, (folder / REPORT).open("wb") as report:
             inner = (self._root.python, "-I", "-S", INIT_TARGET, str(report.fileno()))
             return await anyio.open_process(
-                [*_priority(), *self.backend.argv(self._root, mounts, inner)],
+                [*_priority(), *self.backend.argv(self._root, mounts, inner, layer)],
                 stdin=stdin,
                 env={"PATH": SANDBOX_PATH, **self.backend.environment(markers)},
                 cwd="/",
@@ -246,14 +250,20 @@ def _mounts(root: Root, command: SandboxCommand, folder: Path) -> list[Mount]:
         Mount(source=command.home or folder / HOME, target=SANDBOX_HOME, writable=True),
         Mount(source=Path(init.__file__), target=INIT_TARGET),
     ]
+    if root.writable:
+        (folder / LAYER).mkdir()
+        own.append(Mount(source=folder / LAYER, target=LAYER_TARGET))  # for init to see what is written there
     if command.proxy_socket is not None:
         own.append(Mount(source=command.proxy_socket, target=SOCKET_TARGET, writable=True))
     return sorted([*root.mounts, *own, *command.mounts], key=lambda mount: len(PurePosixPath(mount.target).parts))
 
 
-def _command_text(command: SandboxCommand, limits: SandboxLimits) -> str:
-    """For init.py: what to start, what that may take, and the namespaces that it must not find itself in."""
-    targets = {"/tmp", "/var/tmp", SANDBOX_HOME, *(mount.target for mount in command.mounts if mount.writable)}
+def _command_text(command: SandboxCommand, limits: SandboxLimits, layers: Sequence[str] = ()) -> str:
+    """For init.py: what to start, what that may take, and the namespaces that it must not find itself in.
+
+    `layers`: where init sees what is written on the root.
+    """
+    targets = {"/tmp", "/var/tmp", SANDBOX_HOME, *layers, *(mount.target for mount in command.mounts if mount.writable)}
     return json.dumps(
         {
             "argv": command.argv,

@@ -35,7 +35,7 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
     reasons = []
     for kind in ("apptainer", "bubblewrap") if settings.kind == "auto" else (settings.kind,):
         try:
-            backend = _backend(kind, ledger, cache_dir)
+            backend = _backend(kind, settings, ledger, cache_dir)
             sandbox = Container(backend=backend, root=root, ledger=ledger, limits=settings.limits)
             await check_sandbox(sandbox)
         except (UserError, SandboxError) as error:
@@ -49,6 +49,8 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
 def _root(settings: SandboxSettings, folder: Path, ledger: Ledger, cache_dir: Path) -> Root:
     """The root file system that the settings name, on this host; `folder` takes what must be written for it."""
     if settings.image is None:
+        if settings.writable:
+            raise UserError("sandbox.writable: needs sandbox.image, for no sandbox writes to the host's own programs")
         return host_root(folder)
     image = Path(settings.image).absolute()
     if not image.exists():
@@ -58,12 +60,14 @@ def _root(settings: SandboxSettings, folder: Path, ledger: Ledger, cache_dir: Pa
     mounts = Path("/proc/self/mounts").read_text(errors="surrogateescape")
     if settings.stage or (settings.stage is None and is_far(image, ledger.scratch, mounts)):
         image = stage_image(image, ledger)
-    return image_root(image, folder)
+    return image_root(image, folder, writable=settings.writable)
 
 
-def _backend(kind: str, ledger: Ledger, cache_dir: Path) -> Backend:
+def _backend(kind: str, settings: SandboxSettings, ledger: Ledger, cache_dir: Path) -> Backend:
     if kind == "apptainer":
         return Apptainer(program=_apptainer(cache_dir), config_dir=ledger.scratch / "apptainer")
+    if settings.writable:
+        raise UserError("sandbox.writable takes Apptainer")
     return Bubblewrap(program=find_bubblewrap())
 
 

@@ -1,4 +1,4 @@
-"""The file system that a container stands on: the host's own programs, or an image. Never writable."""
+"""The file system that a container stands on: the host's own programs, or an image. No container changes it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class Root:
     """What is laid over it."""
     python: str
     """An interpreter inside, for init.py."""
+    writable: bool = False
+    """Each container has a layer over it that it can write."""
 
     def shows(self, path: Path) -> Path | None:
         """The folder of the host by which whoever stands on this root can read `path`; None if there is none."""
@@ -72,9 +74,9 @@ def host_root(folder: Path, *, python: str = PYTHON) -> Root:
     return Root(base=folder, mounts=tuple(mounts), python=python)
 
 
-def image_root(image: Path, folder: Path) -> Root:
+def image_root(image: Path, folder: Path, *, writable: bool = False) -> Root:
     """An image with `/usr/bin/python3`; `folder` takes its list of accounts."""
-    return Root(base=image, mounts=_accounts(folder), python=PYTHON)
+    return Root(base=image, mounts=_accounts(folder), python=PYTHON, writable=writable)
 
 
 def kernel_settings() -> tuple[Mount, ...]:

@@ -47,4 +47,8 @@ class SandboxSettings:
     """Containers start from a copy of the image on the host's own disk, in `scratch_dir`. None: if the image lies where
     other hosts may see it.
     """
+    writable: bool = False
+    """Programs may write anywhere in the image: into a layer of each container's own, on the host's disk. Takes
+    Apptainer and an image. What is written there is gone with the container; the verifier never sees it.
+    """
     limits: SandboxLimits = field(default_factory=SandboxLimits)

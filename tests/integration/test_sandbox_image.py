@@ -14,7 +14,7 @@ from clawhpc.sandbox.apptainer import find_apptainer
 from clawhpc.sandbox.base import Mount
 from clawhpc.sandbox.container import Container
 from clawhpc.sandbox.root import host_root
-from clawhpc.sandbox.settings import SandboxSettings
+from clawhpc.sandbox.settings import SandboxLimits, SandboxSettings
 from tests.fakes.owner import sandbox_of
 from tests.sandbox_parts import KINDS, WORKSPACE, missing, run, running, shell, working_sandbox
 
@@ -36,6 +36,22 @@ async def test_an_image_has_its_own_programs_and_the_same_rules(
     assert user == ("root" if os.getuid() == 0 else "user")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert result.stderr_tail.count("Read-only file system") == 2
+
+
+@pytest.mark.apptainer
+async def test_an_image_that_may_be_written_has_a_layer_of_each_containers_own(
+    image: Path, ledger: Ledger, cache_dir: Path
+) -> None:
+    settings = SandboxSettings(kind="apptainer", image=str(image), writable=True, limits=SandboxLimits(disk_gb=0.05))
+    sandbox = await working_sandbox(settings, ledger, cache_dir)
+    places = "/usr/local/bin/mine /etc/mine /opt/mine /mine"
+    write = f"echo mine | tee {places} > /dev/null && echo 127.0.0.1 mine >> /etc/hosts && ls {places}"
+    assert (await run(sandbox, shell(write))).stdout_tail.split() == sorted(places.split())
+    assert (await run(sandbox, shell(f"ls {places}; grep mine /etc/hosts"))).stdout_tail == ""
+    assert not (image / "opt/mine").exists()
+    too_much = await run(sandbox, shell("head -c 40000000 /dev/zero | tee /opt/one > /opt/two; sleep 20"))
+    assert too_much.exceeded.startswith("disk: ")
+    assert list(ledger.scratch.glob("run-*")) == []
 
 
 @pytest.mark.sandbox

@@ -33,6 +33,17 @@ async def test_a_missing_image_is_named(ledger: Ledger, tmp_path: Path) -> None:
     )
 
 
+async def test_the_hosts_own_programs_are_never_written(ledger: Ledger, tmp_path: Path) -> None:
+    message = await refusal(SandboxSettings(writable=True), ledger, tmp_path)
+    assert message.startswith("sandbox.writable: needs sandbox.image")
+
+
+async def test_an_image_is_written_with_apptainer_only(ledger: Ledger, tmp_path: Path) -> None:
+    settings = SandboxSettings(kind="bubblewrap", image=str(tmp_path), writable=True)
+    message = await refusal(settings, ledger, tmp_path, HostError)
+    assert message == "no sandbox works here. bubblewrap: sandbox.writable takes Apptainer"
+
+
 async def test_a_missing_apptainer_says_where_to_read_on(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
