@@ -7,6 +7,7 @@ for them. It runs on a loop of its own in a thread; a test connects to it with a
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ SETTINGS = EngineSettings(max_model_len=2048, kv_cache_gib=0.25, max_num_seqs=16
 PADDING = 64
 """Rows of the head beyond the tokenizer, which a random policy would draw often."""
 PROBE_TOKENS = 48
+LISTENING, LOOPBACK = "0A", "0100007F"
+"""As `/proc/net/tcp` spells them."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,30 @@ class EngineHost:
 def connect(socket: Path, policy: TinyPolicy) -> VllmEngine:
     """A client of any server with `SETTINGS`."""
     return VllmEngine(socket, max_model_len=SETTINGS.max_model_len, num_token_ids=policy.num_token_ids)
+
+
+def session_of(pid: int) -> list[int]:
+    """The processes of an engine."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [one for one in pids if one == pid or _session(one) == pid]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Addresses on which processes listen for TCP connections. The kernel has chosen each of their ports."""
+    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    sockets = {os.readlink(link).removeprefix("socket:[").rstrip("]") for link in links if link.is_symlink()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    found = [row[1].split(":") for row in rows if row[3] == LISTENING and row[9] in sockets]
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert all(first <= int(port, 16) <= last for _, port in found), found
+    return [address for address, _ in found]
 
 
 @pytest.fixture(scope="session")

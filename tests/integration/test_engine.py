@@ -13,7 +13,7 @@ from clawhpc.engine.client import PromptTooLong, SamplingParams, VllmEngine
 from clawhpc.errors import EngineError
 from clawhpc.records import Generation, VersionSpan
 from clawhpc.serve.checks import check_probe
-from tests.engine_parts import SETTINGS, EngineHost
+from tests.engine_parts import LOOPBACK, SETTINGS, EngineHost, listening, session_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 PROMPT = tuple(range(7, 357))
@@ -96,6 +96,12 @@ async def test_seeded_prompts_longer_than_a_batch_are_drawn_from(engine_host: En
         for start in range(6):
             tasks.start_soon(add, start)
     assert max(engine_host.first.gap(prompt, generation) for prompt, generation in drawn) < GAP
+
+
+def test_an_engine_listens_on_the_loopback_alone_on_ports_that_cannot_clash(engine_host: EngineHost) -> None:
+    pids = session_of(engine_host.server._process.pid)
+    assert len(pids) >= 2
+    assert set(listening(pids)) <= {LOOPBACK}
 
 
 async def test_cancelling_a_call_aborts_it_in_the_engine(engine_host: EngineHost, engine: VllmEngine) -> None:

@@ -17,16 +17,15 @@ from clawhpc.errors import EngineError
 from clawhpc.records import Generation, VersionSpan
 from clawhpc.serve.server import PolicyServer, serve_policy
 from clawhpc.serve.settings import EngineSettings
-from tests.engine_parts import SETTINGS, TinyPolicy, make_policy
+from tests.engine_parts import LOOPBACK, SETTINGS, Kind, TinyPolicy, listening, make_policy, session_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.slow]
 PROMPT = tuple(range(7, 357))
 GAP = 1e-4
 """Log-probs of the engine and of transformers agree within it, in fp32."""
 SHARED_MEMORY = Path("/dev/shm")
-LISTENING = "0A"
-LOOPBACK, ANYWHERE = "0100007F", "0" * 32
-"""As `/proc/net/tcp` spells them. Copies meet at a store of torch, which listens everywhere."""
+ANYWHERE = "0" * 32
+"""As `/proc/net/tcp6` spells it. Copies meet at a store of torch, which listens everywhere."""
 
 
 @asynccontextmanager
@@ -46,32 +45,14 @@ async def draw(engine: VllmEngine, *, tokens: int = 40, seed: int = 1) -> Genera
     return await engine.generate(PROMPT, SamplingParams(max_tokens=tokens, seed=seed), request_id=f"test-{seed}")
 
 
-def session_of(pid: int) -> list[int]:
-    """The processes of an engine."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [one for one in pids if one == pid or _session(one) == pid]
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
-
-
-def listening(pids: list[int]) -> list[str]:
-    """Addresses on which processes listen for TCP connections."""
-    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
-    sockets = {os.readlink(link).removeprefix("socket:[").rstrip("]") for link in links if link.is_symlink()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return [row[1].partition(":")[0] for row in rows if row[3] == LISTENING and row[9] in sockets]
-
-
-@pytest.mark.parametrize("spread", ["tensor_parallel_size", "data_parallel_size"])
+@pytest.mark.parametrize(
+    ("spread", "kind"),
+    [("tensor_parallel_size", "tied"), ("tensor_parallel_size", "moe"), ("data_parallel_size", "tied")],
+)
 async def test_every_device_draws_from_the_weights_that_were_loaded_last(
-    vllm: None, engine_cache: Path, short_folder: Path, spread: str
+    vllm: None, engine_cache: Path, short_folder: Path, spread: str, kind: Kind
 ) -> None:
-    first, second = (make_policy(short_folder / f"step-{step}", step=step) for step in (1, 2))
+    first, second = (make_policy(short_folder / f"step-{step}", step=step, kind=kind) for step in (1, 2))
     async with serving(replace(SETTINGS, **{spread: 2}), first, short_folder, engine_cache) as server:
         assert len(server.engines) == (2 if spread == "data_parallel_size" else 1)
         for policy in (first, second, first):
