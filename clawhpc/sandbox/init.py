@@ -72,7 +72,7 @@ def run(command: dict) -> tuple[dict, bytes]:
         forward(command["proxy_port"], command["proxy_socket"])
     bound(command["limits"], own_users="user" not in shared)
     watch = Watch(command["limits"], command["writable"])
-    watch.start()
+    threading.Thread(target=watch.look_on, daemon=True).start()
     os.setpriority(os.PRIO_PROCESS, 0, command["nice"])  # of this thread, and of what it starts: not of the others
     output = Output()
     try:
@@ -123,20 +123,18 @@ class Watch:
         self.exceeded = ""
         self.ended = threading.Event()
 
-    def start(self) -> None:
-        """Look from now on, in a thread."""
-        threading.Thread(target=self.look_on, daemon=True).start()
-
     def end(self) -> str:
         """The command is dead: look a last time at what it has written. What was too much, or nothing."""
         self.ended.set()
-        self.exceeded = self.exceeded or self.disk({})
-        return self.exceeded
+        return self.exceeded or self.disk({})
 
     def look_on(self) -> None:
         """Until there is too much, or an end."""
         while not self.ended.wait(LOOK_S):
-            self.exceeded = self.look()
+            try:
+                self.exceeded = self.look()
+            except OSError as error:  # no file can be opened any more, or there is no memory for it
+                self.exceeded = f"files: the host has no more, or we may have no more: {error.strerror}"
             if self.exceeded:
                 with suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
@@ -149,7 +147,7 @@ class Watch:
             return self.too_many(len(pids))
         found = usage(pids)
         exceeded = self.too_many(sum(threads for threads, _ in found.values())) or self.memory(found)
-        return exceeded or (self.disk(found) if time.monotonic() >= self.walk_at else "")
+        return exceeded or ("" if time.monotonic() < self.walk_at else self.disk(found))
 
     def too_many(self, number: int) -> str:
         """Whether there are more processes than there may be."""
@@ -219,17 +217,25 @@ def written(folders: list) -> int:
     """Bytes on disk of all that lies in `folders`; no link is followed, and a file with several names counts once."""
     total, linked, todo = 0, set(), list(folders)
     while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    todo.append(entry.path)
-                elif status.st_nlink > 1:
-                    if (status.st_dev, status.st_ino) in linked:
-                        continue
-                    linked.add((status.st_dev, status.st_ino))
-                total += FILE_BYTES + 512 * status.st_blocks
+        for path, status in listed(todo.pop()):
+            if stat.S_ISDIR(status.st_mode):
+                todo.append(path)
+            elif status.st_nlink > 1:
+                if (status.st_dev, status.st_ino) in linked:
+                    continue
+                linked.add((status.st_dev, status.st_ino))
+            total += FILE_BYTES + 512 * status.st_blocks
     return total
+
+
+def listed(folder: str) -> list:
+    """Path and status of what lies in `folder`, as far as it is still there."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                found.append((entry.path, entry.stat(follow_symlinks=False)))
+    return found
 
 
 def open_deleted(found: dict) -> list:
