@@ -21,8 +21,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-SHARED = ("engine", "slurm")
-"""Markers of tests that share what takes long to start."""
+SHARED = ("slurm", "engine")
+"""Markers of tests that share what takes long to start; a Slurm for those that have both."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

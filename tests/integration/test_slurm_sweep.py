@@ -21,16 +21,18 @@ NO_ROLLOUTS = {"campaign.num_steps": 0, "campaign.eval_tasks": 0}
 """The campaign begins, with a worker, and ends: an engine for each of four would take minutes."""
 
 
-def test_a_sweep_over_harnesses_and_deadlines_is_one_array_of_whole_campaigns(slurm: SlurmCluster, desk: Desk) -> None:
-    names = "h_${harness.names.0}_${limits.deadline_s}"
-    swept = {"harness": "claude_code,pi", "limits.deadline_s": "60,90", "limits.reserve_s": 30, "run.name": names}
-    command = desk.start(**LAUNCHER, **NO_ROLLOUTS, **swept)
+def test_a_sweep_of_an_experiment_is_one_array_of_whole_campaigns(slurm: SlurmCluster, desk: Desk) -> None:
+    swept = {"experiment": "timeout_hardening", "limits.settle_s": 4, "learner.wandb": "disabled"}
+    command = desk.start_plain("train", {"policy.folder": desk.policy, **LAUNCHER, **NO_ROLLOUTS, **swept})
     assert command.wait(300) == 0, command.text()
-    runs = sorted(path.parent.parent.name for path in desk.folder.glob("runs/*/001/finished.json"))
-    assert runs == ["h_claude_code_60", "h_claude_code_90", "h_pi_60", "h_pi_90"]
-    for name in runs:
-        config = msgspec.yaml.decode((desk.folder / "runs" / name / "001/config.yaml").read_bytes())
-        assert name == f"h_{config['harness']['names'][0]}_{config['limits']['deadline_s']:g}"
+    runs = {path.parent.parent.name: path.parent for path in desk.folder.glob("runs/*/001/finished.json")}
+    assert {*runs} == {
+        f"timeout_{deadline}s_settle_4s_attempts_{attempts}" for deadline in (20, 60) for attempts in (1, 3)
+    }
+    for name, run in runs.items():
+        config = msgspec.yaml.decode((run / "config.yaml").read_bytes())
+        told = (config["limits"]["deadline_s"], config["limits"]["settle_s"], config["worker"]["max_attempts"])
+        assert name == "timeout_{:g}s_settle_{:g}s_attempts_{}".format(*told)
     assert len(list(desk.folder.glob("multirun/**/*_submission.sh"))) == 1
     slurm.until(lambda: not slurm.queue())
 
