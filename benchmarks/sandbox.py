@@ -19,7 +19,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -39,7 +38,7 @@ from clawhpc.proxy.respond import ScriptedResponder
 from clawhpc.records import Conversation, LaunchRequest, Limits, Reply
 from clawhpc.sandbox import init
 from clawhpc.sandbox.apptainer import find_apptainer
-from clawhpc.sandbox.base import PROXY_URL, SANDBOX_PATH, Mount, SandboxCommand
+from clawhpc.sandbox.base import PROXY_URL, SANDBOX_PATH, Mount, Sandbox, SandboxCommand
 from clawhpc.sandbox.open import open_sandbox
 from clawhpc.sandbox.settings import Kind, SandboxSettings
 
@@ -53,8 +52,14 @@ START_S = 300.0
 """For one start, when many do so at once."""
 WORKSPACE, HOME, PROXY = "workspace", "home", "p"
 
-Launch = Callable[[SandboxCommand], Awaitable[int]]
-"""Runs a command to its end; its exit code."""
+NUM_WATCHED, WATCH_S = 32, 10
+"""Sandboxes, and for how long, to see what their watching costs."""
+IDLE = f"""
+for n in $(seq 300); do echo > ~/$n; done
+for n in $(seq 7); do sleep 60 & done
+sleep 2; cut -d ' ' -f 14,15 /proc/1/stat; sleep {WATCH_S}; cut -d ' ' -f 14,15 /proc/1/stat
+"""
+"""Eight processes and 300 files; prints the CPU ticks of the sandbox's first process, before and after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +80,14 @@ class Bench:
     """Starts one harness in different ways."""
 
     harness: Harness
-    launches: dict[str, Launch]
+    sandboxes: dict[str, Sandbox]
     scratch: Path
+
+    async def launch(self, kind: str, command: SandboxCommand) -> int:
+        """Run it to its end; its exit code."""
+        if kind == BARE:
+            return await run_bare(command)
+        return (await self.sandboxes[kind].run(command, timeout_s=START_S)).exit_code
 
     async def round(self, kind: str, at_once: int, number: int) -> Round:
         """As many starts at once."""
@@ -110,7 +121,7 @@ class Bench:
             command = self.command(folder, PROXY_URL + session.base_path)
             began = time.perf_counter()
             try:
-                exit_code = await self.launches[kind](command)
+                exit_code = await self.launch(kind, command)
             except ClawError as error:
                 failures.append(f"{kind}: {error}")
                 return
@@ -174,16 +185,6 @@ def free_port() -> int:
         return port
 
 
-async def sandboxed(kind: Kind, image: Path, ledger: Ledger, cache_dir: Path) -> Launch:
-    """In a container on `image`."""
-    sandbox = await open_sandbox(SandboxSettings(kind=kind, image=str(image)), ledger=ledger, cache_dir=cache_dir)
-
-    async def run(command: SandboxCommand) -> int:
-        return (await sandbox.run(command, timeout_s=START_S)).exit_code
-
-    return run
-
-
 def find_image(cache_dir: Path) -> tuple[Path, Path]:
     """The image as a folder and as a .sif, which is made of it once. UserError where it is not there."""
     folder, file = cache_dir / "images/debian-base", cache_dir / "images/debian-base.sif"
@@ -202,18 +203,18 @@ def find_image(cache_dir: Path) -> tuple[Path, Path]:
 # ---- what comes of it -----------------------------------------------------------------------------------------------
 
 
-async def measure(num_rounds: int, cache_dir: Path, ledger: Ledger) -> tuple[list[Round], list[Round]]:
-    """The rounds of the harness, and those of a command that does nothing."""
+async def measure(num_rounds: int, cache_dir: Path, ledger: Ledger) -> tuple[list[Round], list[Round], float]:
+    """The rounds of the harness, those of a command that does nothing, and what watching costs."""
     folder, file = await to_thread.run_sync(find_image, cache_dir)
     harness = make_harness("claude_code", ClaudeCodeSettings(), cache_dir / "harness")
     harness.check_install()
     ways: tuple[tuple[Kind, Path], ...] = (("bubblewrap", folder), ("apptainer", folder), ("apptainer", file))
-    launches = {BARE: run_bare}
+    bench = Bench(harness, {}, ledger.scratch)
     for name, (kind, image) in zip(SANDBOXES, ways, strict=True):
-        launches[name] = await sandboxed(kind, image, ledger, cache_dir)
-    bench = Bench(harness, launches, ledger.scratch)
-    for kind in launches:
-        await bench.round(kind, 1, -1)  # what is read for the first time comes from disk
+        settings = SandboxSettings(kind=kind, image=str(image))
+        bench.sandboxes[name] = await open_sandbox(settings, ledger=ledger, cache_dir=cache_dir)
+    for one in turns(0):
+        await bench.round(one, 1, -1)  # what is read for the first time comes from disk
     nothing = [await time_nothing(bench, kind, number) for number in range(num_rounds) for kind in turns(number)]
     rounds = []
     for at_once, share in AT_ONCE.items():
@@ -221,7 +222,22 @@ async def measure(num_rounds: int, cache_dir: Path, ledger: Ledger) -> tuple[lis
             for kind in turns(number):
                 rounds.append(await bench.round(kind, at_once, number))
                 print(f"{at_once} at once, round {number}: {kind}: {median(rounds[-1].first_s or (0.0,)):.2f} s")
-    return rounds, nothing
+    return rounds, nothing, await watch_cost(bench.sandboxes[SANDBOXES[0]])
+
+
+async def watch_cost(sandbox: Sandbox) -> float:
+    """CPU seconds that the first process of a sandbox takes in a second, while its command does nothing."""
+    ticks: list[int] = []
+
+    async def idle() -> None:
+        command = SandboxCommand(sandbox_id="idle", argv=("/bin/bash", "-c", IDLE), env={}, cwd="/")
+        before, after = (await sandbox.run(command, timeout_s=START_S)).stdout_tail.splitlines()
+        ticks.append(sum(map(int, after.split())) - sum(map(int, before.split())))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(NUM_WATCHED):
+            tasks.start_soon(idle)
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") / NUM_WATCHED / WATCH_S
 
 
 def turns(number: int) -> list[str]:
@@ -240,21 +256,21 @@ async def time_nothing(bench: Bench, kind: str, number: int) -> Round:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(command.proxy_socket))
             began = time.perf_counter()
-            code = await bench.launches[kind](command)
+            code = await bench.launch(kind, command)
             took_s = time.perf_counter() - began
     return Round(
         kind=kind, at_once=1, number=number, first_s=(took_s,), failures=() if code == 0 else (f"exit {code}",)
     )
 
 
-def page(rounds: list[Round], nothing: list[Round], arguments: str, wall_s: float) -> str:
+def page(rounds: list[Round], nothing: list[Round], watch: float, arguments: str, wall_s: float) -> str:
     """The whole page."""
     failures = [failure for one in (*rounds, *nothing) for failure in one.failures]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     lines = [
         "# A sandbox around a harness, measured",
         "",
-        f"{date.today()}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}, load {os.getloadavg()[2]:.1f}"
+        f"{date.today()}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}, user {os.getuid()}, load {os.getloadavg()[2]:.1f}"
         f" (mean of 15 minutes, ours included). Made by `python -m benchmarks.sandbox{arguments}` in {wall_s / 60:.0f} min.",
         "",
         "Real Claude Code, from its start to its first model request at the proxy; it is answered, and ends. Seconds. Added: the difference to the"
@@ -269,6 +285,8 @@ def page(rounds: list[Round], nothing: list[Round], arguments: str, wall_s: floa
         "| kind | median | quartiles |",
         "|---|---|---|",
         *(nothing_row(kind, nothing) for kind in (BARE, *SANDBOXES)),
+        "",
+        f"Looking after one that idles (8 processes, 300 files; {NUM_WATCHED} at once) takes {1000 * watch:.1f} ms of CPU time a second.",
         "",
         f"Starts: {sum(one.at_once for one in rounds)}; failures: {len(failures)}. Aim for one: at most {AIM_S} s added: "
         + "; ".join(f"{kind} {verdict(kind, rounds)}" for kind in SANDBOXES)
@@ -323,9 +341,9 @@ def main() -> None:
     cache_dir = Path(os.environ.get("CLAWHPC_CACHE") or Path.home() / ".cache/clawhpc")
     began = time.monotonic()
     with Ledger.open(Path(f"/tmp/clawhpc-bench-{os.getuid()}")) as ledger:
-        rounds, nothing = anyio.run(measure, options.rounds, cache_dir, ledger)
+        rounds, nothing, watch = anyio.run(measure, options.rounds, cache_dir, ledger)
     arguments = "" if options.rounds == parser.get_default("rounds") else f" --rounds {options.rounds}"
-    text = page(rounds, nothing, arguments, time.monotonic() - began)
+    text = page(rounds, nothing, watch, arguments, time.monotonic() - began)
     print(text)
     if options.write:
         PAGE.write_text(text)
