@@ -13,8 +13,8 @@ STAMPS := .stamps
 export CLAWHPC_CACHE ?= $(HOME)/.cache/clawhpc
 # On Debian as root every real part can be installed, so a missing one is a failure.
 REQUIRE_ALL := $(shell [ "$$(id -u)" = 0 ] && grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release && echo 1 || echo 0)
-# Two processes, of which one has the tests of the engine and the other those of Slurm: tests/conftest.py.
-PYTEST := CLAWHPC_REQUIRE_ALL=$(REQUIRE_ALL) $(BIN)/pytest --durations=15 -n 2 --dist loadgroup --no-loadscope-reorder
+# Two processes share the files; those that take long come first.
+PYTEST := CLAWHPC_REQUIRE_ALL=$(REQUIRE_ALL) $(BIN)/pytest --durations=15 -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: quickstart test test-full check harness parts clean
 
