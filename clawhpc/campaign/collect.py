@@ -64,7 +64,7 @@ class Collector:
         return records
 
     def _is_whole(self, plan: StepPlan) -> bool:
-        """All of it can be read: what one host wrote may be seen here later than the manifest in which another names it."""
+        """All can be read: what one host wrote may be seen here later than the manifest in which another names it."""
         return not unsealed_groups(self._paths, plan) and count_rollouts(self._paths, plan) == plan.num_rollouts
 
     def _free_claims(self, plan: StepPlan) -> frozenset[str]:
