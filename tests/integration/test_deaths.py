@@ -175,14 +175,14 @@ def test_whoever_of_a_job_dies_first_nothing_of_it_is_left(
     cache_dir: Path,
     needle: str,
 ) -> None:
-    """What a signal does not end, and what goes on without the daemon of its node, ends with the campaign."""
+    """At once where the worker dies with it; what goes on without its daemons ends when its campaign does."""
     scratch = ledger_root / "workers"
     spec = replace(stub_spec(tmp_path / "run"), scratch_root=str(scratch), cache_dir=str(cache_dir))
     with WorkerPool(settings_of(num_workers=1), spec, ledger, partial(OwningWorker, kind=kind, needle=needle)):
         until(lambda: len(running(needle)) >= NUM_MATCHES, START_S)
         first, (place,) = {*running(needle)}, (path for path in scratch.iterdir() if path.is_dir())
         os.kill(victim(needle), number)
-        if number == KILL and victim is not node_daemon:
+        if number == KILL and victim in (worker, step_daemon):
             until(lambda: not first & {*running(needle)} and not place.exists(), START_S)
     try:
         until(lambda: running(needle) == traces(scratch) == [], START_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -181,10 +181,20 @@ PYTEST_TRICKS = {
         mkdir _pytest evil.dist-info; cat /evil/evil.py | tee test_answer.py pytest.py evil.py > _pytest/__init__.py
         printf '[pytest11]\nevil = evil\n' > evil.dist-info/entry_points.txt""",
 }
-KINDS = [
-    "bubblewrap",
-    pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow]),
-]
+KINDS = ["bubblewrap", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
+ALWAYS = {
+    *("nothing", "a module of the standard library", "sitecustomize, usercustomize and a .pth", "a reward"),
+    *("programs in the workspace and in HOME", "dotfiles", "a link in the place of the verifier"),
+    *("a link to the verifier", "a link through a process", "links out", "a pipe for an answer", "processes that stay"),
+    *GIT_TRICKS,
+    *("conftest.py", "settings of pytest"),
+}
+"""The rest takes a minute, and is played all at once as well."""
+LONG = {"very many files", "folders of any depth"}
+
+
+def each(tricks: Iterable[str]) -> list[object]:
+    return [pytest.param(trick, marks=() if trick in ALWAYS else pytest.mark.slow) for trick in tricks]
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +255,7 @@ async def play(trick: str, place: Path, task: TaskSpec, sandbox: Sandbox) -> flo
     return verdict.reward
 
 
-@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("trick", each(TRICKS))
 async def test_it_gains_nothing(trick: str, place: Path, shared_sandbox: Sandbox) -> None:
     assert await play(TRICKS[trick], place, lay_reward(place / "reward", SCRIPT), shared_sandbox) == 0.0
     assert not (place / "workspace/ran").exists()
@@ -257,7 +267,7 @@ async def test_nor_where_the_verifier_asks_git(trick: str, place: Path, shared_s
     assert not (place / "workspace/ran").exists()
 
 
-@pytest.mark.parametrize("trick", PYTEST_TRICKS)
+@pytest.mark.parametrize("trick", each(PYTEST_TRICKS))
 async def test_nor_where_the_verifier_is_a_pytest(trick: str, place: Path, shared_sandbox: Sandbox) -> None:
     assert await play(PYTEST_TRICKS[trick], place, lay_pytest(place / "reward"), shared_sandbox) == 0.0
     assert not (place / "workspace/ran").exists()
@@ -274,6 +284,6 @@ async def test_a_right_answer_has_its_reward(lay: object, place: Path, shared_sa
 @pytest.mark.apptainer
 async def test_all_of_it_at_once_gains_nothing_in_apptainer_either(place: Path, arena: Ledger, cache_dir: Path) -> None:
     sandbox = await working_sandbox(SandboxSettings(kind="apptainer"), arena, cache_dir)
-    tricks = (*PYTEST_TRICKS.values(), *GIT_TRICKS.values(), *TRICKS.values())
-    everything = "\n".join(f"(\n{trick}\n); chmod 700 ." for trick in tricks)
+    tricks = PYTEST_TRICKS | GIT_TRICKS | {name: trick for name, trick in TRICKS.items() if name not in LONG}
+    everything = "\n".join(f"(\n{trick}\n); chmod 700 ." for trick in tricks.values())
     assert await play(everything, place, lay_pytest(place / "reward"), sandbox) == 0.0
