@@ -47,6 +47,7 @@ from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import ADAPTERS
+from clawhpc.launch.job import this_job
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
@@ -207,7 +208,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     with (
         open_run(folder, msgspec.yaml.encode(config), wait_s=former_turn_s()) as paths,
-        Ledger.open(config.scratch_root()) as ledger,
+        Ledger.open(config.scratch_root(), job=this_job()) as ledger,
         WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
     ):
         log.info("run %s", paths.root)

@@ -78,7 +78,8 @@ def submit_job(name: str, config: RunConfig) -> SubmittedCampaign:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.yaml", content)
     command = (sys.executable, "-m", "clawhpc.job", name, str(folder / "config.yaml"))
-    return submit_campaign(config.launch.campaign, config.learner.num_nodes, folder, command)
+    launch, num_nodes = config.launch.campaign, config.learner.num_nodes
+    return submit_campaign(launch, num_nodes, folder, command, scratch_root=config.scratch_dir)
 
 
 def explain_end(job: SubmittedCampaign, status: JobStatus, last_line: str) -> str:

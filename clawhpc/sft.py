@@ -15,6 +15,7 @@ from clawhpc.campaign.loop import cpu_by_part, make_plan
 from clawhpc.campaign.run import find_run, open_run
 from clawhpc.config import RunConfig, entry_point, former_turn_s
 from clawhpc.job import as_campaign
+from clawhpc.launch.job import this_job
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
@@ -62,7 +63,7 @@ def capture(config: RunConfig, paths: RunPaths, tasks: Sequence[TaskSpec]) -> li
     plan = publish_plan(paths, make_plan("capture", 0, pairs, num_samples=1))
     if unsealed_groups(paths, plan):
         with (
-            Ledger.open(config.scratch_root()) as ledger,
+            Ledger.open(config.scratch_root(), job=this_job()) as ledger,
             WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
         ):
             Collector(paths, pool, config.campaign.stall_min).collect(plan)

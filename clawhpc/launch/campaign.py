@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,8 +19,10 @@ from submitit.helpers import DelayedSubmission
 
 from clawhpc.errors import LaunchError
 from clawhpc.launch.executor import CAMPAIGN_NAME, campaign_executor, submit
+from clawhpc.launch.job import alone_in_job, script_end, this_job
 from clawhpc.launch.settings import CampaignJobSettings
-from clawhpc.launch.states import look_up
+from clawhpc.launch.states import JobStatus, look_up
+from clawhpc.ledger.parent import die_with_parent
 from clawhpc.lock import alone
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a command that was told to end, as Popen has them."""
 DETACHING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, or its loss, says to its commands."""
+LOOK_S = 30.0
+"""Between two questions of a job to Slurm whether it still has this one; less than its next turn waits."""
 KILL_S = 10.0
 """For the kernel to end a process."""
 
@@ -42,43 +48,66 @@ class CampaignJob:
     back into the queue, and its next turn begins the same command.
     """
 
-    def __init__(self, command: Sequence[str], end_s: float) -> None:
-        """`end_s`: for the command to end by itself when it is told to."""
+    def __init__(self, command: Sequence[str], end_s: float, scratch_root: str | None = None) -> None:
+        """`end_s`: for the command to end by itself when it is told to. `scratch_root`: of the ledger that it opens."""
         self._command = tuple(command)
         self._end_s = end_s
+        self._scratch_root = scratch_root
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
         """Return when the command has succeeded; else SystemExit, with its exit code."""
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout, force=True)
-        self._process = subprocess.Popen([*DEAF_TO_REQUEUE, *self._command])
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # `wait` is for `checkpoint`, meanwhile
-        code = self._process.wait()
-        if code in INTERRUPTED and _is_running(os.environ["SLURM_JOB_ID"]):
+        die_with_parent()  # the daemon of this step: without it Slurm counts the job as gone
+        with alone_in_job(self._scratch_root, this_job()):
+            code = self._run()
+        if code in INTERRUPTED and (here := _status_here()) and here.state == "RUNNING":
             log.info("told to end by a job that Slurm has not ended: it is about to be preempted")
             signal.raise_signal(signal.SIGUSR2)
         if code:
             raise SystemExit(code if code > 0 else 128 - code)
 
+    def _run(self) -> int:
+        """The command's exit code, as Popen has it."""
+        self._process = process = subprocess.Popen([*DEAF_TO_REQUEUE, *self._command])
+        threading.Thread(target=self._end_when_lost, name="slurm", daemon=True).start()
+        with suppress(ChildProcessError):  # Popen's `wait` is for `_end`, which may come in between
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return process.wait()
+
     def checkpoint(self) -> DelayedSubmission:
         """Called by submitit at USR2, before it puts the job back into the queue."""
         log.info("Slurm wants its place back: the campaign ends, and goes on in the next turn of its job")
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(self._end_s)
-            except subprocess.TimeoutExpired:
-                log.warning("the campaign has not ended in %.0f s, and is killed", self._end_s)
-                self._process.kill()
-                self._process.wait(KILL_S)
-        return DelayedSubmission(CampaignJob(self._command, self._end_s))
+        self._end()
+        return DelayedSubmission(CampaignJob(self._command, self._end_s, self._scratch_root))
+
+    def _end_when_lost(self) -> None:
+        """End the command when Slurm has given its job up here, and could not say so: its next turn waits for that."""
+        while not ((here := _status_here()) and here.ended):
+            time.sleep(LOOK_S)
+        log.warning("Slurm counts this job as ended here: so does the campaign end")
+        self._end()
+
+    def _end(self) -> None:
+        """Of the command nothing is left."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(self._end_s)
+        except subprocess.TimeoutExpired:
+            log.warning("the campaign has not ended in %.0f s, and is killed", self._end_s)
+            self._process.kill()
+            self._process.wait(KILL_S)
 
 
-def _is_running(job_id: str) -> bool:
-    """By Slurm's word: not cancelled, out of time, or requeued already."""
-    with suppress(LaunchError):
-        return look_up(job_id).state == "RUNNING"
-    return False
+def _status_here() -> JobStatus | None:
+    """Of this job's present turn: GONE when Slurm is at another one. None while it does not answer."""
+    try:
+        status = look_up(os.environ["SLURM_JOB_ID"])
+    except LaunchError:
+        return None
+    return status if status.restarts == int(os.environ.get("SLURM_RESTART_COUNT", "0")) else JobStatus()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +126,24 @@ class SubmittedCampaign:
 
 
 def submit_campaign(
-    settings: CampaignJobSettings, num_nodes: int, folder: Path, command: Sequence[str]
+    settings: CampaignJobSettings,
+    num_nodes: int,
+    folder: Path,
+    command: Sequence[str],
+    scratch_root: str | None = None,
 ) -> SubmittedCampaign:
     """The job that runs `command`: the one in `folder` that is still queued or runs, else a new one.
 
     `folder` is for this one command, on a file system that its nodes share. However many ask at once, one is submitted.
+    `scratch_root`: of the ledger that the command opens.
     """
     with alone(folder / "submit.lock", folder, wait_s=SUBMIT_S):
         former = newest_job(folder)
         if former is not None and is_alive(former):
             return SubmittedCampaign(job_id=former, folder=folder, is_new=False)
-        executor = campaign_executor(settings, num_nodes, folder)
+        executor = campaign_executor(settings, num_nodes, folder, script_end(scratch_root))
         with deaf():
-            (job,) = submit(executor, [CampaignJob(command, end_s=settings.signal_delay_s / 2)])
+            (job,) = submit(executor, [CampaignJob(command, settings.signal_delay_s / 2, scratch_root)])
         return SubmittedCampaign(job_id=job.job_id, folder=folder, is_new=True)
 
 

@@ -45,7 +45,9 @@ def make_executor(settings: LaunchSettings, folder: Path, last_lines: Sequence[s
     return executor
 
 
-def campaign_executor(settings: CampaignJobSettings, num_nodes: int, folder: Path) -> submitit.AutoExecutor:
+def campaign_executor(
+    settings: CampaignJobSettings, num_nodes: int, folder: Path, last_lines: Sequence[str] = ()
+) -> submitit.AutoExecutor:
     """For a campaign's own job: its one process is on the first of the nodes. UserError where there is no Slurm."""
     executor = _slurm_executor(settings, folder)
     executor.update_parameters(
@@ -55,6 +57,7 @@ def campaign_executor(settings: CampaignJobSettings, num_nodes: int, folder: Pat
         slurm_srun_args=["--nodes=1", "--ntasks=1", "--relative=0", *srun_arguments(settings)],
         slurm_stderr_to_stdout=True,
         slurm_setup=[*settings.setup, QUIET],
+        slurm_teardown=list(last_lines) or None,
     )
     return executor
 

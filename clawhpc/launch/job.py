@@ -62,7 +62,7 @@ class WorkerJob:
             die_with_parent()  # the daemon of this step: without it Slurm counts the worker as gone
             threading.Thread(target=self._end_with_campaign, args=(self.lease,), name="lease", daemon=True).start()
         try:
-            with sigterm_ends_it(), self._alone_in_its_job():
+            with sigterm_ends_it(), alone_in_job(self.spec.scratch_root, self._slurm_job):
                 told_by = self._work()
         except (ClawError, OSError) as error:
             note_failure(self._workers / self.worker_id, error, Path(self.spec.run_root))
@@ -81,20 +81,8 @@ class WorkerJob:
 
     @property
     def _slurm_job(self) -> str:
-        """Its turns on one node; empty for a worker that a campaign has started on its own machine."""
-        return "{SLURM_JOB_ID}.{SLURMD_NODENAME}".format(**os.environ) if self.lease is not None else ""
-
-    @contextmanager
-    def _alone_in_its_job(self) -> Iterator[None]:
-        """Of a former turn of this job nothing is on its node within the block; of this one nothing after it."""
-        root = Path(self.spec.scratch_root) if self.spec.scratch_root else default_root()
-        for failure in end_job(root, self._slurm_job).failures if self._slurm_job else ():
-            log.warning(failure)
-        try:
-            yield
-        finally:
-            if self._slurm_job:
-                end_job(root, self._slurm_job)
+        """Empty for a worker that a campaign has started on its own machine."""
+        return this_job() if self.lease is not None else ""
 
     @property
     def _workers(self) -> Path:
@@ -112,8 +100,26 @@ class WorkerJob:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def this_job() -> str:
+    """The Slurm job that this process is in: its turns on one node. Empty where it is in none."""
+    return "{SLURM_JOB_ID}.{SLURMD_NODENAME}".format(**os.environ) if "SLURM_JOB_ID" in os.environ else ""
+
+
+@contextmanager
+def alone_in_job(scratch_root: str | None, job: str) -> Iterator[None]:
+    """Of a former turn of `job` nothing is on its node within the block; of this one nothing after it."""
+    root = Path(scratch_root) if scratch_root else default_root()
+    for failure in end_job(root, job).failures if job else ():
+        log.warning(failure)
+    try:
+        yield
+    finally:
+        if job:
+            end_job(root, job)
+
+
 def script_end(scratch_root: str | None) -> list[str]:
-    """The last lines of a worker's script: nothing of the worker is left on its host, though it was killed."""
+    """The last lines of a job's script: nothing of what it ran is left on its host, though that was killed."""
     clean = shlex.join([sys.executable, "-m", "clawhpc.ledger"])
     return ["code=$?", f'{clean} "$SLURM_JOB_ID.$SLURMD_NODENAME" {shlex.quote(scratch_root or "")}', "exit $code"]
 

@@ -111,6 +111,8 @@ class JobStatus:
     nodes: str = ""
     exit_code: int = 0
     """As a shell gives it: 128 + n for signal n."""
+    restarts: int = 0
+    """How often it was put back into the queue."""
 
     @property
     def ended(self) -> bool:
@@ -150,6 +152,7 @@ def _status(told: str) -> JobStatus:
         reason=known.get("Reason", ""),
         nodes=known.get("NodeList", ""),
         exit_code=_exit_code(known.get("ExitCode", "0:0")),
+        restarts=int(known.get("Restarts", 0)),
     )
 
 

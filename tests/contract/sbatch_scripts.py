@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from clawhpc.config import CONF_DIR, RunConfig, register_defaults, typed
 from clawhpc.launch.executor import campaign_executor, make_executor, submit
+from clawhpc.launch.job import script_end
 from tests.fakes.sbatch import fake_sbatch, read_script
 
 FOLDER = Path(__file__).parent / "sbatch"
@@ -34,10 +35,11 @@ def render_scripts(preset: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as monkeypatch:
         folder = Path(name)
         taken = fake_sbatch(folder, monkeypatch)
-        submit(campaign_executor(config.launch.campaign, config.learner.num_nodes, folder / "jobs"), [nothing])
-        campaign = read_script(taken, folder / "jobs")
-        submit(make_executor(config.launch, folder / "jobs"), [nothing] * config.launch.num_workers)
-        return {"campaign": campaign, "workers": read_script(taken, folder / "jobs")}
+        jobs, end, num_nodes = folder / "jobs", script_end(None), config.learner.num_nodes
+        submit(campaign_executor(config.launch.campaign, num_nodes, jobs, end), [nothing])
+        campaign = read_script(taken, jobs)
+        submit(make_executor(config.launch, jobs, end), [nothing] * config.launch.num_workers)
+        return {"campaign": campaign, "workers": read_script(taken, jobs)}
 
 
 def golden_path(preset: str, kind: str) -> Path:

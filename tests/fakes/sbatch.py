@@ -24,5 +24,4 @@ def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read_script(taken: Path, folder: Path) -> str:
     """The script of a job whose files are in `folder`, without what differs from machine to machine."""
-    python = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit"
-    return taken.read_text().replace(python, "PYTHON").replace(str(folder), "FOLDER")
+    return taken.read_text().replace(shlex.quote(sys.executable), "PYTHON").replace(str(folder), "FOLDER")

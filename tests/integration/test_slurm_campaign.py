@@ -24,6 +24,8 @@ from tests.slurm_cluster import SlurmCluster, until
 pytestmark = pytest.mark.slurm
 
 SMALL = CampaignJobSettings(cpus_per_task=1, mem_gb=0.2)
+LONG_S = 180.0
+"""For what Slurm does when it comes to it, on a busy machine."""
 END_S = 60.0
 """For a command to end."""
 REPOSITORY = Path(__file__).parents[2]
@@ -49,6 +51,7 @@ import sys, time
 from pathlib import Path
 from clawhpc.campaign.run import open_run
 from clawhpc.config import former_turn_s, one_line_errors, prepare_process
+from clawhpc.launch.job import this_job
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.ledger import Ledger
 from tests.fakes.slurm_worker import StubWorker, stub_spec
@@ -59,7 +62,7 @@ with one_line_errors():
     prepare_process()
     with (
         open_run(root / "runs", b"the configuration", wait_s=former_turn_s()) as paths,
-        Ledger.open(root / "ledger") as ledger,
+        Ledger.open(root / "ledger", job=this_job()) as ledger,
         WorkerPool(settings, stub_spec(paths.root), ledger, StubWorker),
     ):
         time.sleep(600)
@@ -212,7 +215,8 @@ def test_a_job_that_is_to_make_room_ends_its_command_first_and_begins_it_again_i
 def begin_campaign(slurm: SlurmCluster, folder: Path, **changes: object) -> SubmittedCampaign:
     """A campaign whose two workers are in the queue."""
     settings = replace(SMALL, **changes)  # type: ignore[arg-type]
-    job = submit_campaign(settings, 1, folder / "job", (sys.executable, "-c", CAMPAIGN, str(folder)))
+    command = (sys.executable, "-c", CAMPAIGN, str(folder))
+    job = submit_campaign(settings, 1, folder / "job", command, scratch_root=str(folder / "ledger"))
     slurm.until(lambda: has_workers(slurm, job))
     return job
 
@@ -238,7 +242,7 @@ def test_a_campaign_that_is_put_back_into_the_queue_takes_its_workers_with_it_an
     job = begin_campaign(slurm, ledger_root)
     slurm.run(*how, job.job_id)
     slurm.until(lambda: slurm.queue() == {job.job_id: "PENDING"})
-    slurm.until(lambda: has_workers(slurm, job))
+    slurm.until(lambda: has_workers(slurm, job), within_s=LONG_S)
     assert [path.name for path in (ledger_root / "runs").iterdir()] == ["001"], "the same run"
     slurm.run("scancel", job.job_id)
     slurm.until(lambda: not slurm.queue())
@@ -250,8 +254,25 @@ def test_a_campaign_whose_node_is_lost_goes_on_elsewhere(slurm: SlurmCluster, le
     node = look_up(job.job_id).nodes
     slurm.kill_node(node)
     try:
-        slurm.until(lambda: look_up(job.job_id).nodes not in (node, "") and has_workers(slurm, job), within_s=120)
+        slurm.until(lambda: look_up(job.job_id).nodes not in (node, "") and has_workers(slurm, job), within_s=LONG_S)
     finally:
+        slurm.start_node(node)
+        slurm.until(lambda: slurm.node_states()[node] in ("idle", "mixed"))
+
+
+@pytest.mark.slow
+def test_a_campaign_whose_node_only_seems_to_be_lost_ends_there_before_it_goes_on_elsewhere(
+    slurm: SlurmCluster, ledger_root: Path
+) -> None:
+    job = begin_campaign(slurm, ledger_root)
+    node = look_up(job.job_id).nodes
+    slurm.daemons[node].kill()
+    try:
+        slurm.until(lambda: "Slurm counts this job as ended here" in job.log.read_text(), within_s=LONG_S)
+        slurm.until(lambda: look_up(job.job_id).nodes not in (node, "") and has_workers(slurm, job), within_s=LONG_S)
+        assert [path.name for path in (ledger_root / "runs").iterdir()] == ["001"], "the same run"
+    finally:
+        slurm.daemons.pop(node).wait(END_S)
         slurm.start_node(node)
         slurm.until(lambda: slurm.node_states()[node] in ("idle", "mixed"))
 
@@ -265,7 +286,7 @@ def test_a_campaign_that_is_preempted_goes_on_when_there_is_room_again(
     other = ("--partition=high", "--nodelist=n1", "--cpus-per-task=8", "--mem=100", "--output=/dev/null")
     slurm.run("sbatch", *other, "--wrap=sleep 3")
     slurm.until(lambda: slurm.queue().get(job.job_id) == "PENDING")
-    slurm.until(lambda: has_workers(slurm, job))
+    slurm.until(lambda: has_workers(slurm, job), within_s=LONG_S)
     assert ("about to be preempted" in job.log.read_text()) == (partition == "low_warned")
 
 
@@ -287,7 +308,7 @@ def test_the_users_own_script_goes_back_into_the_queue_when_its_time_is_up_and_e
     (tmp_path / "python").write_text(f"#!/bin/bash\n{SCRIPTS_PYTHON}")
     (tmp_path / "python").chmod(0o755)
     job_id, log = submit_script(slurm, tmp_path, "train", python=tmp_path, options=("--time=1",))
-    slurm.until(lambda: "turn 1" in log.read_text() if log.exists() else False, within_s=150)
+    slurm.until(lambda: "turn 1" in log.read_text() if log.exists() else False, within_s=LONG_S)
     slurm.run("scancel", job_id)
     slurm.until(lambda: not slurm.queue())
     assert [line for line in log.read_text().splitlines() if "turn" in line] == [

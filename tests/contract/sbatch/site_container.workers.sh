@@ -21,4 +21,10 @@
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=16 --container-image=/images/clawhpc.sqsh --container-mounts=/home,/scratch --no-container-mount-home PYTHON FOLDER
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=16 --container-image=/images/clawhpc.sqsh --container-mounts=/home,/scratch --no-container-mount-home PYTHON -u -m submitit.core._submit FOLDER
+
+
+# teardown
+code=$?
+PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME" ''
+exit $code

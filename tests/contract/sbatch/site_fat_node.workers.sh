@@ -22,4 +22,10 @@
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=96 PYTHON FOLDER
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=96 PYTHON -u -m submitit.core._submit FOLDER
+
+
+# teardown
+code=$?
+PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME" ''
+exit $code

@@ -25,4 +25,10 @@ module load cuda
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=16 PYTHON FOLDER
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err --cpus-per-task=16 PYTHON -u -m submitit.core._submit FOLDER
+
+
+# teardown
+code=$?
+PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME" ''
+exit $code

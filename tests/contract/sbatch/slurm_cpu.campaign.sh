@@ -18,4 +18,10 @@ export SUBMITIT_LOG_LEVEL=ERROR
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%j_%t_log.out --nodes=1 --ntasks=1 --relative=0 --cpus-per-task=8 PYTHON FOLDER
+srun --unbuffered --output FOLDER/%j_%t_log.out --nodes=1 --ntasks=1 --relative=0 --cpus-per-task=8 PYTHON -u -m submitit.core._submit FOLDER
+
+
+# teardown
+code=$?
+PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME" ''
+exit $code

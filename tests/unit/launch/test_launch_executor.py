@@ -43,8 +43,8 @@ module load cuda
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err SRUN PYTHON FOLDER
-""".replace("SRUN", "--cpus-per-task=16 --container-image=/i.sqsh")
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.err SRUN FOLDER
+""".replace("SRUN", "--cpus-per-task=16 --container-image=/i.sqsh PYTHON -u -m submitit.core._submit")
 SETTINGS = SlurmSettings(
     partition="gpu",
     account="mine",

@@ -119,8 +119,8 @@ def test_while_slurm_does_not_answer_what_it_said_last_stands(
 
 
 SCONTROL = (
-    "JobId=7 JobName=clawhpc-campaign UserId=me(1000) JobState={state} Reason={reason} Requeue=1 ExitCode={code} "
-    "ReqNodeList=n9 NodeList={nodes} Comment=a JobState=b"
+    "JobId=7 JobName=clawhpc-campaign UserId=me(1000) JobState={state} Reason={reason} Requeue=1 Restarts=2 "
+    "ExitCode={code} ReqNodeList=n9 NodeList={nodes} Comment=a JobState=b"
 )
 FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 
@@ -141,7 +141,7 @@ def test_a_jobs_state_is_the_controllers_word(
     commands(scontrol=f"echo '{SCONTROL.format(state=state, reason=reason, nodes=nodes, code=code)}'")
     status = look_up("7")
     assert (str(status), status.ended, status.exit_code) == said
-    assert status.name == "clawhpc-campaign"
+    assert (status.name, status.restarts) == ("clawhpc-campaign", 2)
 
 
 @pytest.mark.parametrize(
