@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from clawhpc.paths import RunPaths
+from clawhpc.sandbox.bubblewrap import find_bubblewrap
 from tests.sandbox_parts import missing, running
 
 TEXTS = ("You are a helpful agent. Use the tools that you have. ", '{"name": "Bash", "arguments": {"command": "ls"}}')
@@ -36,6 +38,10 @@ OVERRIDES = {
     "tasks.generate.num_heldout": 8,
 }
 """The smallest campaign: a policy that babbles, eight rollouts of it before and after, two steps of four."""
+WITHOUT_NETWORK = ("--dev-bind", "/", "/", "--unshare-net", "--die-with-parent")
+"""Options of bubblewrap."""
+COUNT = 'counts=$1; shift; "$@"; code=$?; cat /proc/net/snmp /proc/net/snmp6 > "$counts"; exit $code'
+"""Runs a command, and leaves what the kernel has counted meanwhile in this network."""
 
 
 @dataclass
@@ -44,6 +50,8 @@ class Command:
 
     process: subprocess.Popen[str]
     output: Path
+    counts: Path
+    """Of the kernel, for a command that is cut off, when it has ended."""
 
     def wait(self, timeout_s: float) -> int:
         """Its exit code."""
@@ -52,6 +60,21 @@ class Command:
     def text(self) -> str:
         """What it has printed, errors too."""
         return self.output.read_text()
+
+
+def cut_off(command: list[str], counts: Path) -> list[str]:
+    """`command` as on a compute node that is cut off: with a loopback interface and no other. See `attempts`."""
+    return [find_bubblewrap(), *WITHOUT_NETWORK, "sh", "-c", COUNT, "sh", str(counts), *command]
+
+
+def attempts(counts: Path) -> dict[str, int]:
+    """What a command that was `cut_off` has tried: how often a way out was looked for, and a datagram sent."""
+    rows = [line.split() for line in counts.read_text().splitlines()]
+    found = {name: int(count) for name, count in (row for row in rows if len(row) == 2) if count.isdecimal()}
+    for head, values in itertools.pairwise(rows):
+        if head[0] == values[0]:  # a table of two lines for each protocol
+            found |= {f"{head[0]} {name}": int(value) for name, value in zip(head[1:], values[1:], strict=True)}
+    return {name: found[name] for name in ("Ip: OutNoRoutes", "Ip6OutNoRoutes", "Udp: OutDatagrams") if found[name]}
 
 
 @dataclass
@@ -77,13 +100,19 @@ class Desk:
         overrides = OVERRIDES | {"policy.folder": self.policy, "learner.wandb": "disabled"}
         return self.start_plain(name, overrides | {key.replace("__", "."): value for key, value in changes.items()})
 
-    def start_plain(self, name: str, overrides: Mapping[str, object]) -> Command:
-        """`python -m clawhpc.<name>` with `overrides` and a scratch folder of this desk."""
+    def start_plain(self, name: str, overrides: Mapping[str, object], *, network: bool = True) -> Command:
+        """`python -m clawhpc.<name>` with `overrides` and a scratch folder of this desk.
+
+        Without `network` it is `cut_off`.
+        """
         overrides = {"scratch_dir": self.scratch, **overrides}
-        output = self.folder / f"output-{len(self.commands)}.txt"
+        command = [sys.executable, "-m", f"clawhpc.{name}", *(f"{key}={value}" for key, value in overrides.items())]
+        output, counts = (self.folder / f"{kind}-{len(self.commands)}.txt" for kind in ("output", "counts"))
+        if not network:
+            command = cut_off(command, counts)
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"clawhpc.{name}", *(f"{key}={value}" for key, value in overrides.items())],
+                command,
                 cwd=self.folder,
                 env={**os.environ, "CLAWHPC_CACHE": str(self.cache_dir)},
                 stdout=file,
@@ -91,7 +120,7 @@ class Desk:
                 text=True,
                 start_new_session=True,
             )
-        self.commands.append(Command(process=process, output=output))
+        self.commands.append(Command(process=process, output=output, counts=counts))
         return self.commands[-1]
 
     def left(self) -> list[str]:
