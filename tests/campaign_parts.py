@@ -50,7 +50,7 @@ class Command:
 
     process: subprocess.Popen[str]
     output: Path
-    counts: Path
+    counts: Path = Path(os.devnull)
     """Of the kernel, for a command that is cut off, when it has ended."""
 
     def wait(self, timeout_s: float) -> int:
