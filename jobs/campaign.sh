@@ -3,8 +3,8 @@
 #   sbatch jobs/campaign.sh train experiment=quickstart launch=slurm
 # The first word is the command (sft, train or evaluate), the rest is handed to it; its workers are jobs of their own.
 # Submit it where `python` is that of clawhpc (source .venv/bin/activate), in a folder that all nodes see.
-# Out of time, preempted, or on a node that fails, it goes on with its run in its next turn, if conf/ is still the same;
-# `python -m clawhpc.train launch=slurm …` keeps the configuration, and shows the log.
+# Out of time, preempted without a warning, or on a node that fails, it goes on with its run in its next turn, if conf/
+# is still the same. `python -m clawhpc.train launch=slurm …` keeps the configuration, knows warnings, and shows the log.
 #SBATCH --job-name=clawhpc-campaign
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
