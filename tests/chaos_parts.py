@@ -239,9 +239,11 @@ class Chaos:
             alive = alive and self.go_on(chance.uniform(*between_s))
             if not alive:
                 break
-            self.last_strike = name
             struck = strike(self, chance)
+            if not struck and self.command.process.poll() == 0:
+                break
             (self.account.strikes if struck else self.account.missed)[name] += 1
+            self.last_strike = name if struck else self.last_strike
         while alive:
             alive = self.go_on(5.0)
         self.account.wall_s = time.monotonic() - began

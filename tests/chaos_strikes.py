@@ -12,17 +12,19 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from clawhpc.ledger.reap import find_marked, read_processes
 from tests.chaos_parts import Chaos
 from tests.sandbox_parts import running
-from tests.slurm_cluster import SlurmCluster
+from tests.slurm_cluster import COMMAND_S
 
 Strike = Callable[[Chaos, random.Random], bool]
-LOOK_S = 60.0
+Victim = TypeVar("Victim", int, str)
+LOOK_S = 120.0
 """For a victim to show itself: after a death, workers and engines take a while to be back."""
 REFUSED_S = 120.0
 """For a second command to be refused, on a busy machine."""
@@ -61,6 +63,12 @@ def is_controller(arguments: list[str]) -> bool:
     return "submitit.local._local" in arguments
 
 
+def campaign(chaos: Chaos) -> list[int]:
+    """The process that holds the run."""
+    pid = chaos.campaign_pid()
+    return [] if pid is None else [pid]
+
+
 def is_srun(arguments: list[str]) -> bool:
     return Path(arguments[0]).name == "srun"
 
@@ -78,15 +86,23 @@ def in_sandboxes(chaos: Chaos, *, verifier: bool) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def kill_any(find: Callable[[Chaos], list[int]], chaos: Chaos, chance: random.Random) -> bool:
-    """SIGKILL of one of those that `find` finds, as soon as there is one."""
+def find_one(find: Callable[[Chaos], Sequence[Victim]], chaos: Chaos, chance: random.Random) -> Victim | None:
+    """One of those that `find` finds, as soon as there is one; None where there is none until the campaign's end."""
     end = time.monotonic() + LOOK_S
     while time.monotonic() < end and chaos.go_on(0.05):
         if victims := sorted(find(chaos)):
-            with suppress(ProcessLookupError):
-                os.kill(chance.choice(victims), signal.SIGKILL)
-                return True
-    return False
+            return chance.choice(victims)
+    return None
+
+
+def kill_any(find: Callable[[Chaos], list[int]], chaos: Chaos, chance: random.Random) -> bool:
+    """SIGKILL."""
+    victim = find_one(find, chaos, chance)
+    if victim is None:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    return True
 
 
 def killing(find: Callable[[Chaos], list[int]]) -> Strike:
@@ -99,12 +115,7 @@ def among(kind: Callable[[list[str]], bool]) -> Callable[[Chaos], list[int]]:
 
 def kill_campaign(chaos: Chaos, chance: random.Random) -> bool:
     """The process that plans, learns and publishes. The same command is given again."""
-    pid = chaos.campaign_pid()
-    if pid is None:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    return True
+    return kill_any(campaign, chaos, chance)
 
 
 def kill_watchdog(chaos: Chaos, chance: random.Random) -> bool:
@@ -114,10 +125,9 @@ def kill_watchdog(chaos: Chaos, chance: random.Random) -> bool:
 
 def stand_still(chaos: Chaos, chance: random.Random) -> bool:
     """A worker, as on a host that swaps."""
-    victims = among(is_worker)(chaos)
-    if not victims:
+    victim = find_one(among(is_worker), chaos, chance)
+    if victim is None:
         return False
-    victim = chance.choice(sorted(victims))
     with suppress(ProcessLookupError):
         os.kill(victim, signal.SIGSTOP)
         time.sleep(STANDSTILL_S)
@@ -127,7 +137,7 @@ def stand_still(chaos: Chaos, chance: random.Random) -> bool:
 
 def begin_another(chaos: Chaos, chance: random.Random) -> bool:
     """The same command while the first one runs, on Slurm as another job would run it: it is refused."""
-    pid = chaos.campaign_pid()
+    pid = find_one(campaign, chaos, chance)
     if pid is None:
         return False
     second = chaos.give_command(**({"SLURM_JOB_ID": "1"} if chaos.cluster else {}))
@@ -168,25 +178,20 @@ def fill_disk(chaos: Chaos, chance: random.Random) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def elements(cluster: SlurmCluster) -> list[str]:
+def elements(chaos: Chaos) -> list[str]:
     """Ids of the array elements that run."""
-    return sorted(job_id for job_id, state in cluster.queue().items() if state == "RUNNING" and "_" in job_id)
+    assert chaos.cluster is not None
+    return [job_id for job_id, state in chaos.cluster.queue().items() if state == "RUNNING" and "_" in job_id]
 
 
 def on_element(*command: str) -> Strike:
     """A command of Slurm, given to one array element."""
 
     def strike(chaos: Chaos, chance: random.Random) -> bool:
-        assert chaos.cluster is not None
-        job_ids = elements(chaos.cluster)
-        if not job_ids:
+        job_id = find_one(elements, chaos, chance)
+        if job_id is None:
             return False
-        done = subprocess.run(
-            [*command, chance.choice(job_ids)],
-            env={**os.environ, **chaos.cluster.environment},
-            capture_output=True,
-            timeout=60,
-        )
+        done = subprocess.run([*command, job_id], env={**os.environ, **chaos.environment}, timeout=COMMAND_S)
         return done.returncode == 0
 
     return strike
