@@ -63,6 +63,13 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def sweep_parts(paths: RunPaths) -> None:
+    """Remove what writers of plans, claims and rollouts have left that were killed; for when nobody writes any more."""
+    for folder in (paths.plans, paths.root / "rollouts"):
+        for part in folder.rglob(".*.part"):
+            part.unlink(missing_ok=True)
+
+
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
     """An OSError out of the block names a file, `path` if no other: Python's own does not where a disk is full."""

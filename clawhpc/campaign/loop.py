@@ -33,7 +33,7 @@ from clawhpc.ledger import Ledger
 from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, RolloutRecord, StepPlan, TaskSpec
-from clawhpc.store import read_rollouts, read_usage, write_atomic
+from clawhpc.store import read_rollouts, read_usage, sweep_parts, write_atomic
 from clawhpc.tasks.mix import Mix, check_mix, plan_groups
 from clawhpc.tasks.sets import TaskSets
 
@@ -113,6 +113,7 @@ class Campaign:
             difference = paired_difference(before, after)
             result["pass_at_1_difference"] = difference
             log.info("pass@1 has changed by %s (95 %% interval, paired by task) in %d steps", difference, last)
+        sweep_parts(self.paths)
         write_atomic(self.paths.finished, msgspec.json.format(msgspec.json.encode(result)))
         log.info("finished; the trained policy is %s", self.paths.policy(last))
 

@@ -19,6 +19,7 @@ from clawhpc.errors import LaunchError, UserError
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, StepPlan
+from clawhpc.store import publish_rollout
 from clawhpc.tasks.mix import Mix
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_group, make_record, make_task
@@ -141,6 +142,15 @@ def test_how_many_tasks_are_evaluated_is_said_apart_from_the_harnesses(
     with caplog.at_level(logging.INFO):
         campaign_of(tmp_path, Recorder(), harnesses=("pi", "claude_code")).evaluate(0)
     assert "pass@1 on 4 held-out tasks with pi and claude_code: 1.000" in caplog.text
+
+
+def test_what_killed_writers_have_left_of_a_run_is_gone_when_it_has_finished(tmp_path: Path) -> None:
+    campaign, group = campaign_of(tmp_path, Recorder()), make_group()
+    publish_rollout(campaign.paths, make_record(group))
+    kept = sorted(tmp_path.rglob("*"))
+    (campaign.paths.group(group.key) / ".claim.1234.part").write_text("{half")
+    campaign._finish(0, [], [])
+    assert sorted(tmp_path.rglob("*")) == sorted([*kept, campaign.paths.finished])
 
 
 def test_more_evaluation_tasks_than_are_held_out_are_refused() -> None:
