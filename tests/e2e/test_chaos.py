@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,14 @@ from tests.slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.engine, pytest.mark.harness, pytest.mark.sandbox]
 
-BRIEF_S = 400.0
-LONG_S = 1800.0
-"""For a campaign, on a busy machine with two cores."""
+BRIEF: dict[str, Any] = {"between_s": (1.0, 2.5), "limit_s": 400.0, "rounds": 1}
+LONG: dict[str, Any] = {"between_s": (1.5, 4.0), "limit_s": 1800.0}
+"""Between two strikes, and for a campaign, on a busy machine with two cores."""
 BRIEF_LOCAL = (
     *("harness", "sandbox", "engine", "watchdog of a ledger"),
     *("worker, with its proxy", "second campaign, refused", "campaign, with its learner"),
 )
-BRIEF_SLURM = ("step daemon", "slurmd, and back", "element cancelled", "engine")
+BRIEF_SLURM = ("step daemon", "slurmd, and back", "element cancelled")
 
 
 @pytest.fixture(scope="session")
@@ -41,35 +42,37 @@ def chaos_parts(chaos_policy: Path, cache_dir: Path) -> dict[str, Path]:
     return {"policy": chaos_policy, "cache_dir": cache_dir}
 
 
-def survive(chaos: Chaos, strikes: dict[str, Strike], *, rounds: int, limit_s: float) -> Tally:
+def survive(
+    chaos: Chaos, strikes: dict[str, Strike], *, between_s: tuple[float, float], rounds: int, limit_s: float
+) -> Tally:
     """The campaign finishes, whatever is done to it."""
-    account = chaos.run(in_turns(strikes, chaos.seed, rounds), limit_s=limit_s)
+    account = chaos.run(in_turns(strikes, chaos.seed, rounds), between_s=between_s, limit_s=limit_s)
     gone_s = chaos.wait_until_nothing_is_left()
     tally = check_store(chaos.paths, chaos.journal)
     print(f"\n{account}\nnothing left after {gone_s:.1f} s\n{tally}")
     done = sum(account.strikes.values())
-    assert done >= 0.7 * rounds * len(strikes), "it was over too soon"
+    assert done > 0.5 * rounds * len(strikes), "it was over too soon"
     return tally
 
 
 def test_of_a_campaign_in_which_everything_dies_once_each_rollout_is_there_once_and_nothing_is_left(
     ledger_root: Path, chaos_parts: dict[str, Path]
 ) -> None:
-    few = {"campaign.groups_per_step": 4}
+    few = {"campaign.groups_per_step": 3}
     with chaos_in(ledger_root, few, **chaos_parts, num_steps=2, seed=1) as chaos:
-        tally = survive(chaos, {name: LOCAL[name] for name in BRIEF_LOCAL}, rounds=1, limit_s=BRIEF_S)
+        tally = survive(chaos, {name: LOCAL[name] for name in BRIEF_LOCAL}, **BRIEF)
         assert {code for _, code, _ in chaos.account.endings} == {-signal.SIGKILL}
-        assert (tally.groups, tally.rollouts) == (8, 16)
+        assert (tally.groups, tally.rollouts) == (6, 12)
 
 
 @pytest.mark.slurm
 def test_of_a_campaign_on_slurm_whose_daemons_die_each_rollout_is_there_once_and_nothing_is_left(
     slurm: SlurmCluster, ledger_root: Path, chaos_parts: dict[str, Path]
 ) -> None:
-    few = {"campaign.groups_per_step": 6}
+    few = {"campaign.groups_per_step": 5}
     with chaos_in(ledger_root, few, **chaos_parts, num_steps=1, seed=1, cluster=slurm) as chaos:
-        tally = survive(chaos, {name: SLURM[name] for name in BRIEF_SLURM}, rounds=1, limit_s=BRIEF_S)
-        assert (tally.groups, tally.rollouts) == (6, 12)
+        tally = survive(chaos, {name: SLURM[name] for name in BRIEF_SLURM}, **BRIEF)
+        assert (tally.groups, tally.rollouts) == (5, 10)
 
 
 @pytest.mark.slow
@@ -77,13 +80,15 @@ def test_a_campaign_of_forty_groups_survives_every_death_on_one_machine(
     ledger_root: Path, chaos_parts: dict[str, Path]
 ) -> None:
     with chaos_in(ledger_root, {}, **chaos_parts, num_steps=5, num_heldout=4, seed=2) as chaos:
-        assert survive(chaos, LOCAL, rounds=3, limit_s=LONG_S).groups == 48
+        assert survive(chaos, LOCAL, rounds=3, **LONG).groups == 48
 
 
 @pytest.mark.slow
 @pytest.mark.slurm
+@pytest.mark.apptainer
 def test_a_campaign_of_forty_groups_survives_every_death_on_slurm(
     slurm: SlurmCluster, ledger_root: Path, chaos_parts: dict[str, Path]
 ) -> None:
-    with chaos_in(ledger_root, {}, **chaos_parts, num_steps=5, num_heldout=4, seed=3, cluster=slurm) as chaos:
-        assert survive(chaos, SLURM, rounds=2, limit_s=LONG_S).groups == 48
+    kind = {"sandbox": "apptainer"}
+    with chaos_in(ledger_root, kind, **chaos_parts, num_steps=5, num_heldout=4, seed=3, cluster=slurm) as chaos:
+        assert survive(chaos, SLURM, rounds=2, **LONG).groups == 48
