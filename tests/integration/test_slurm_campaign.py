@@ -268,9 +268,9 @@ def test_a_campaign_whose_node_only_seems_to_be_lost_ends_there_before_it_goes_o
     node = look_up(job.job_id).nodes
     slurm.daemons[node].kill()
     try:
-        slurm.until(lambda: "Slurm counts this job as ended here" in job.log.read_text(), within_s=LONG_S)
         slurm.until(lambda: look_up(job.job_id).nodes not in (node, "") and has_workers(slurm, job), within_s=LONG_S)
         assert [path.name for path in (ledger_root / "runs").iterdir()] == ["001"], "the same run"
+        until(lambda: len([*(ledger_root / "ledger").glob("*.lock")]) == 1, say=job.log.read_text)
     finally:
         slurm.daemons.pop(node).wait(END_S)
         slurm.start_node(node)
