@@ -70,9 +70,19 @@ def known_to_the_kernel(root: Path) -> list[str]:
     return [row for row in rows if str(root) in row]
 
 
+def holders(root: Path) -> list[int]:
+    """Other processes that have a file below `root` open."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(file).startswith(f"{root}/"):
+                found.add(int(file.parts[2]))
+    return sorted(found - {os.getpid()})
+
+
 def traces(root: Path) -> list[str]:
     """What there is of `root`: mounts, sockets, processes that name it, and what lies in it."""
-    processes = [f"process {pid}" for pid in running(str(root))]
+    processes = [f"process {pid}" for pid in (*running(str(root)), *holders(root))]
     return [*known_to_the_kernel(root), *processes, *map(str, root.iterdir())]
 
 

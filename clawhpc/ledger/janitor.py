@@ -180,7 +180,7 @@ def _describe(root: Path, owner: str) -> Remains:
         pid=note.get("pid"),
         command=" ".join(map(str, note.get("command", ()))),
         job=str(note.get("job", "")),
-        processes=tuple(sorted(reap.find_marked(reap.owner_marker(owner), set()))),
+        processes=tuple(sorted(reap.find_marked(reap.owner_marker(owner), set(), root / owner))),
         mounts=tuple(point for point, _ in reap.mounts_below(root / owner)),
         num_sockets=num_sockets,
         num_files=num_files,

@@ -37,10 +37,13 @@ def owner_marker(owner: str) -> str:
     return f"clawhpc-owner-{owner}"
 
 
-def kill_marked(marker: str, *, session: int | None = None, deadline_s: float, quiet_s: float = 0.0) -> list[int]:
+def kill_marked(
+    marker: str, *, session: int | None = None, place: Path | None = None, deadline_s: float, quiet_s: float = 0.0
+) -> list[int]:
     """End every process that `find_marked` finds, until there is none; returns those still there after `deadline_s`.
 
     They are stopped before they are killed: what is stopped does not fork. `session`: one that is known to be theirs.
+    `place`: of an owner, see `find_marked`.
     In the middle of an exec a process shows no environment; who knows no session waits until none has shown itself for
     `quiet_s`.
     """
@@ -48,7 +51,7 @@ def kill_marked(marker: str, *, session: int | None = None, deadline_s: float, q
     seen_at = time.monotonic()
     sessions = set() if session is None else {session}
     frozen: set[int] = set()
-    while (found := find_marked(marker, sessions)) or time.monotonic() < seen_at + quiet_s:
+    while (found := find_marked(marker, sessions, place)) or time.monotonic() < seen_at + quiet_s:
         if found:
             seen_at = time.monotonic()
         if seen_at > until:
@@ -62,19 +65,24 @@ def kill_marked(marker: str, *, session: int | None = None, deadline_s: float, q
     return []
 
 
-def find_marked(marker: str, sessions: set[int]) -> set[int]:
+def find_marked(marker: str, sessions: set[int], place: Path | None = None) -> set[int]:
     """Every living process that carries `marker` in its environment or is in `sessions`, and all that descend from one.
 
     The caller is never found. The marker counts anywhere in the environment, not only as a variable of its own:
     Apptainer's runtime replaces its environment by one JSON text that holds ours. Processes of others, whose
     environment we may not read, are not ours. `sessions` grows by those that a found process leads, for their members
-    are its descendants even when those between have died, as Apptainer's FUSE processes show.
+    are its descendants even when those between have died, as Apptainer's FUSE processes show. Where their leader died
+    first, by Slurm's hand say, only files tell: in `place`, an owner's scratch, they have one of a container's open.
     """
     processes = read_processes()
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    reached = [pid for pid, process in processes.items() if process.session in sessions or process.carries(marker)]
+    reached = [
+        pid
+        for pid, process in processes.items()
+        if process.session in sessions or process.carries(marker) or (place is not None and process.belongs_to(place))
+    ]
     found: set[int] = set()
     while reached:
         pid = reached.pop()
@@ -98,6 +106,16 @@ class Process(NamedTuple):
             return marker.encode() in Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
             return False  # gone, or not ours
+
+    def belongs_to(self, place: Path) -> bool:
+        """It has a file of a container in `place` open, and is not the owner, who has its own lock open as well."""
+        folder = f"/proc/{self.pid}/fd"
+        files = set()
+        with suppress(OSError):
+            for number in os.listdir(folder):
+                with suppress(OSError):
+                    files.add(os.readlink(f"{folder}/{number}"))
+        return any(file.startswith(f"{place}/run-") for file in files) and f"{place}.lock" not in files
 
 
 def read_processes() -> dict[int, Process]:
@@ -158,7 +176,7 @@ def remove_tree(folder: Path) -> None:
 
 def reap(root: Path, owner: str) -> list[int]:
     """Remove all that `owner` left behind, its lock last; if processes would not die, keeps it and returns them."""
-    survivors = kill_marked(owner_marker(owner), deadline_s=REAP_S, quiet_s=QUIET_S)
+    survivors = kill_marked(owner_marker(owner), place=root / owner, deadline_s=REAP_S, quiet_s=QUIET_S)
     unmount_below(root / owner)
     remove_tree(root / owner)
     if not survivors and not (root / owner).exists():

@@ -96,6 +96,21 @@ def test_of_a_job_that_has_ended_nothing_is_left_and_another_job_on_the_same_nod
         assert len(list(ledger_root.glob("*.lock"))) == 1
 
 
+def test_a_process_that_is_known_by_the_files_of_a_container_only_is_found_and_ended(ledger_root: Path) -> None:
+    """As what serves an image to a container: Apptainer gives it no environment, and it may outlive all others."""
+    folder = leave(ledger_root, "ab12") / "run-x"
+    folder.mkdir()
+    with (folder / "report").open("wb") as report, (ledger_root / "ab12/other").open("wb") as other:
+        server = subprocess.Popen(["sleep", "60"], env={}, pass_fds=[report.fileno()], start_new_session=True)
+        bystander = subprocess.Popen(["sleep", "60"], env={}, pass_fds=[other.fileno()], start_new_session=True)
+    assert find_remains(ledger_root)[0].processes == (server.pid,)
+    clear_remains(ledger_root)
+    assert server.wait(5) == -signal.SIGKILL
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
 def test_a_process_that_has_the_number_of_a_dead_owner_is_not_killed(ledger_root: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as bystander:
         note = {"pid": bystander.pid, "host": os.uname().nodename, "command": [], "job": "7.n1"}
