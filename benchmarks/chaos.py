@@ -145,7 +145,7 @@ def page(results: Sequence[Result]) -> str:
         "",
         "Outcomes that are the machine's:",
         "",
-        *(f"- {detail}" for one in struck for detail in one.tally.failed or ("none",)),
+        *([f"- {detail}" for one in struck for detail in one.tally.failed] or ["none"]),
         "",
     ]
     return "\n".join(lines)

@@ -51,7 +51,11 @@ def check_store(paths: RunPaths, journal: Path) -> Tally:
         groups=sum(len(plan.groups) for plan in read_plans(paths)),
         rollouts=len(records),
         outcomes=dict(Counter(str(record.outcome) for record in records.values())),
-        failed=tuple(one.detail for one in records.values() if one.outcome not in POLICY_OUTCOMES),
+        failed=tuple(
+            f"{one.outcome} in attempt {one.num_attempts}, the last: {one.detail}"
+            for one in records.values()
+            if one.outcome not in POLICY_OUTCOMES
+        ),
         lost_draws=sum(
             "drawn again" in note for one in records.values() for call in one.calls for note in call.incidents
         ),
