@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -74,6 +75,8 @@ class WorkerPool:
         self._deaths: list[float] = []
         self._bad_hosts: tuple[str, ...] = ()
         """On Slurm, those on which a worker could not work, the last one last."""
+        self._untold: frozenset[str] = frozenset()
+        """Workers that were submitted before these were known, and not told since: a job that runs cannot be."""
         self._block = ExitStack()
 
     def __enter__(self) -> WorkerPool:
@@ -142,7 +145,9 @@ class WorkerPool:
                 self._bury(worker_id)
         self._replace()
         self._looked_at = time.monotonic()
-        waiting = {worker_id for worker_id, job in self._jobs.items() if self._on_slurm and is_in(job.state, WAITING)}
+        jobs = self._jobs.items() if self._on_slurm else ()
+        waiting = frozenset(worker_id for worker_id, job in jobs if is_in(job.state, WAITING))
+        self._tell(waiting & self._untold)
         self._running = frozenset(self._jobs.keys() - waiting)
         return self._running
 
@@ -165,15 +170,17 @@ class WorkerPool:
                 return log.info("worker %s was taken by Slurm: job %s is %s", worker_id, job.job_id, job.state)
         failure = self._failure(worker_id, job)
         log.warning("worker %s has died: %s; its log is %s", worker_id, failure.reason, log_file)
-        return self._count_death(failure, log_file)
+        return self._count_death(worker_id, failure, log_file)
 
-    def _count_death(self, failure: Failure, log_file: Path) -> None:
+    def _count_death(self, worker_id: str, failure: Failure, log_file: Path) -> None:
         """Raise UserError or LaunchError where another worker would die as well."""
         fault, reason = failure.fault, failure.reason
         if fault == "user":
             raise UserError(reason)
         if fault == "store" or (fault == "host" and not self._on_slurm):  # all the others have the same
             raise LaunchError(f"{reason} (worker log: {log_file})")
+        if fault == "host" and failure.host in self._bad_hosts and worker_id in self._untold:
+            return  # that says nothing new
         if fault == "host":
             self._keep_away_from((*(host for host in self._bad_hosts if host != failure.host), failure.host))
         now = time.monotonic()
@@ -187,14 +194,26 @@ class WorkerPool:
         return any(self._paths.workers.glob(f"*/{READY_FILE}"))
 
     def _keep_away_from(self, hosts: tuple[str, ...]) -> None:
-        """Workers that are submitted from now on do not go there, as far as these are not too many."""
+        """Workers that start from now on do not go there, as far as these are not too many."""
         if hosts == self._bad_hosts:
             return
         self._bad_hosts = hosts[-MAX_BAD_HOSTS:]
-        configured = self._settings.slurm.exclude
-        excluded = ",".join([*([configured] if configured else []), *self._bad_hosts])
-        self._executor.update_parameters(slurm_exclude=excluded or None)
+        self._untold = frozenset(self._jobs)
+        self._executor.update_parameters(slurm_exclude=self._excluded or None)
         log.warning("new workers keep away from %s", ", ".join(self._bad_hosts) or "no host any more")
+
+    @property
+    def _excluded(self) -> str:
+        """Hosts to which no worker goes, as Slurm wants them."""
+        configured = self._settings.slurm.exclude
+        return ",".join([*([configured] if configured else []), *self._bad_hosts])
+
+    def _tell(self, waiting: frozenset[str]) -> None:
+        """Workers in the queue keep away, too: a bad host is soon free, and would take them one after the other."""
+        if waiting:
+            job_ids = ",".join(self._jobs[worker_id].job_id for worker_id in waiting)
+            if order(["scontrol", "update", f"JobId={job_ids}", f"ExcNodeList={self._excluded}"]):
+                self._untold -= waiting
 
     def _failure(self, worker_id: str, job: submitit.Job[None]) -> Failure:
         """Whose fault a worker's death is, and why it died, in one line. OSError where its folder cannot be written."""
@@ -238,12 +257,17 @@ class WorkerPool:
 
 def cancel(job_ids: list[str], *options: str) -> None:
     """Cancel jobs and array elements that are ours, those that there still are. Never in anyone's way."""
-    if not job_ids:
-        return
-    command = ["scancel", "--quiet", f"--name={JOB_NAME}", f"--user={os.getuid()}", *options, *job_ids]
+    if job_ids:
+        order(["scancel", "--quiet", f"--name={JOB_NAME}", f"--user={os.getuid()}", *options, *job_ids])
+
+
+def order(command: list[str]) -> bool:
+    """Whether a command of Slurm has done all that it says: a job that it names may just have started, or ended."""
     try:
         answer = run(command)
     except (OSError, subprocess.SubprocessError) as error:
-        return log.warning("jobs %s could not be cancelled: %s", ", ".join(job_ids), error)
+        log.warning("%s: %s", shlex.join(command), error)
+        return False
     if answer.returncode and answer.stderr.strip():
-        log.warning("jobs %s could not be cancelled: %s", ", ".join(job_ids), answer.stderr.strip())
+        log.warning("%s: %s", shlex.join(command), answer.stderr.strip())
+    return answer.returncode == 0

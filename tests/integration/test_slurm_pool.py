@@ -141,15 +141,17 @@ def test_an_element_that_ends_without_a_word_is_replaced_and_too_many_end_the_ca
 
 
 def test_an_element_on_a_bad_host_gives_its_work_back_and_says_why_and_no_other_goes_there(
-    open_field: Callable, caplog: pytest.LogCaptureFixture
+    slurm: SlurmCluster, open_field: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = plan_of("a", "give-up-once")
-    with open_field() as field:
+    with open_field(settings_of(num_workers=3, array_parallelism=1)) as field:
         assert complete(field.collect(plan), plan)
+        waiting = slurm.run("squeue", "--noheader", "--array", "--state=PENDING", "--format=%x").split()
     told = re.search(r"died: the engine has failed to start 3 times in a row \(job \d+_\d on (\S+)\)", caplog.text)
     assert told
     submissions = (field.paths.workers / "submitit").glob("*_submission.sh")
     assert sorted(f"--exclude={told[1]}" in path.read_text() for path in submissions) == [False, True]
+    assert {*waiting} == {told[1]}, "those that were in the queue already, too"
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -91,12 +91,30 @@ def excluded(pool: WorkerPool) -> str | None:
     return pool._executor._executor.parameters.get("exclude")
 
 
-def die(pool: WorkerPool, tmp_path: Path, error: Exception, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def die(
+    pool: WorkerPool,
+    tmp_path: Path,
+    error: Exception,
+    host: str,
+    monkeypatch: pytest.MonkeyPatch,
+    worker_id: str = "w0",
+) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", host)
     note_failure(tmp_path / "run/workers/w0", error, tmp_path / "run")
     failure = read_failure(tmp_path / "run/workers/w0")
     assert failure is not None
-    pool._count_death(failure, tmp_path / "log")
+    pool._count_death(worker_id, failure, tmp_path / "log")
+
+
+@dataclass
+class Job:
+    """A job of submitit, as the pool sees it."""
+
+    job_id: str
+    state: str
+
+    def done(self) -> bool:
+        return False
 
 
 def test_new_workers_keep_away_from_a_host_on_which_one_could_not_work(
@@ -106,6 +124,24 @@ def test_new_workers_keep_away_from_a_host_on_which_one_could_not_work(
     die(pool, tmp_path, HostError("three times"), "n7", monkeypatch)
     assert excluded(pool) == "n0,n7"
     assert "new workers keep away from n7" in caplog.text
+
+
+def test_a_worker_in_the_queue_is_told_of_a_bad_host_once_and_the_death_of_one_that_was_not_does_not_count(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol, told = tmp_path / "bin/scontrol", tmp_path / "told"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {told}\ntest -e {told}.ready\n')
+    scontrol.chmod(0o755)
+    pool._jobs = {"w0": Job("7_0", "RUNNING"), "w1": Job("7_1", "PENDING")}  # type: ignore[dict-item]
+    die(pool, tmp_path, HostError("three times"), "n7", monkeypatch)
+    for _ in range(3):
+        pool._looked_at = -1e9
+        assert pool.check() == {"w0"}
+        Path(f"{told}.ready").touch()
+    assert told.read_text() == "update JobId=7_1 ExcNodeList=n0,n7\n" * 2, "until Slurm has taken it"
+    die(pool, tmp_path, HostError("three times"), "n7", monkeypatch)
+    with pytest.raises(LaunchError, match="2 workers have died"):
+        die(pool, tmp_path, HostError("three times"), "n7", monkeypatch, worker_id="w1")
 
 
 def test_bad_hosts_are_bounded_and_forgiven_where_slurm_has_no_others(
