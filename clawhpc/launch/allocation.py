@@ -17,9 +17,11 @@ from clawhpc.launch.executor import ALSO_OF_OTHERS
 from clawhpc.launch.states import run
 from clawhpc.learner.hosts import LOOPBACK, THIS_HOST, Host
 
-STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--input=none", "--export=ALL")
-"""How a command is started in the job, but for where. A step that did not overlap would wait for the end of the others.
-"""
+STEP = (
+    *("srun", "--overlap", "--nodes=1", "--ntasks=1"),
+    *("--cpu-bind=none", "--mpi=none", "--input=none", "--export=ALL"),
+)
+"""Starts a command in the job, but for where. A step that did not overlap would wait for the others to end."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK_NET = "127."
 

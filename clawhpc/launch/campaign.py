@@ -148,9 +148,9 @@ def submit_campaign(
 
 
 def newest_job(folder: Path) -> str | None:
-    """Id of the job that was submitted last."""
-    ids = [int(path.name.partition("_")[0]) for path in folder.glob("[0-9]*_submission.sh")]
-    return str(max(ids)) if ids else None
+    """Id of the job that was submitted last: by time, for at some number ids begin anew."""
+    scripts = sorted(folder.glob("[0-9]*_submission.sh"), key=lambda path: path.stat().st_mtime_ns)
+    return scripts[-1].name.partition("_")[0] if scripts else None
 
 
 def is_alive(job_id: str) -> bool:
@@ -162,9 +162,7 @@ def is_alive(job_id: str) -> bool:
 @contextmanager
 def deaf() -> Iterator[None]:
     """Within the block, who would end us does not, nor what we start: nothing is half submitted."""
-    former = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in DETACHING}
     try:
         yield
     finally:

@@ -101,8 +101,11 @@ class WorkerJob:
 
 
 def this_job() -> str:
-    """The Slurm job that this process is in: its turns on one node. Empty where it is in none."""
-    return "{SLURM_JOB_ID}.{SLURMD_NODENAME}".format(**os.environ) if "SLURM_JOB_ID" in os.environ else ""
+    """The Slurm job that this process is in, as JOB.NODE.TURN. Empty where it is in none, or beside it, as in the shell
+    that salloc opens on a login node.
+    """
+    job_id, node = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURMD_NODENAME")
+    return f"{job_id}.{node}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job_id and node else ""
 
 
 @contextmanager
@@ -121,7 +124,8 @@ def alone_in_job(scratch_root: str | None, job: str) -> Iterator[None]:
 def script_end(scratch_root: str | None) -> list[str]:
     """The last lines of a job's script: nothing of what it ran is left on its host, though that was killed."""
     clean = shlex.join([sys.executable, "-m", "clawhpc.ledger"])
-    return ["code=$?", f'{clean} "$SLURM_JOB_ID.$SLURMD_NODENAME" {shlex.quote(scratch_root or "")}', "exit $code"]
+    this = "$SLURM_JOB_ID.$SLURMD_NODENAME.${SLURM_RESTART_COUNT:-0}"
+    return ["code=$?", f'{clean} "{this}" {shlex.quote(scratch_root or "")}', "exit $code"]
 
 
 @contextmanager

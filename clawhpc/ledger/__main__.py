@@ -1,4 +1,4 @@
-"""Remove what a job of Slurm has left on this host: python -m clawhpc.ledger JOB [ROOT]. For the end of its script."""
+"""For the end of a script of Slurm: remove what it has left on this host. python -m clawhpc.ledger JOB.NODE.TURN [ROOT]"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Remains:
     """Of the owner while it lived; None where it died before it could say."""
     command: str
     job: str
-    """Of Slurm, to which it belonged; empty where it did to none."""
+    """Of Slurm, to which it belonged, as JOB.NODE.TURN; empty where it did to none."""
     processes: tuple[int, ...]
     """That it started, and what descends from them; a living owner that it started is among them."""
     mounts: tuple[Path, ...]
@@ -84,15 +84,22 @@ def clear_remains(root: Path) -> Cleared:
 def end_job(root: Path, job: str) -> Cleared:
     """Remove all of the owners that belong to Slurm's job `job`, those that still live included. UserError: see above.
 
-    For where that job has ended, or begins anew, on this host: the daemons of Slurm can be killed too, and then its
-    processes live on. Owners of other jobs that live are left alone; those that have died are reaped as well.
+    `job` is JOB.NODE.TURN. For where it has ended, or begins anew, on this host: the daemons of Slurm can be killed
+    too, and then its processes live on. Owners of its earlier turns go with it; of a later one, and of other jobs, only
+    those that have died.
     """
     assert job, "owners without a job belong to nobody's"
     for lock in _locks(root):
         note = _note(lock)
-        if (note.get("job"), note.get("host")) == (job, os.uname().nodename):
+        if _goes_with(note.get("job", ""), job) and note.get("host") == os.uname().nodename:
             _end(int(note["pid"]), lock)
     return clear_remains(root)
+
+
+def _goes_with(owners: str, job: str) -> bool:
+    """The turn of a job to which an owner belongs ends with the turn `job`: a script may be late with its last line."""
+    (owners_place, _, owners_turn), (place, _, turn) = owners.rpartition("."), job.rpartition(".")
+    return owners_place == place and int(owners_turn) <= int(turn)
 
 
 def _end(pid: int, lock: Path) -> None:

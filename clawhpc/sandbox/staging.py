@@ -40,7 +40,8 @@ SPARE_BYTES = 1 << 30
 def stage_image(image: Path, ledger: Ledger) -> Path:
     """A whole copy of `image` on this host's disk; or `image`, where no copy can be made, which is logged.
 
-    It is read over the network once per host, whichever processes ask at the same time, and compared with the original.
+    It is copied over the network once per host, whichever processes ask at the same time. Each compares what it has
+    with the original, which the host's memory still holds then.
     """
     root, copy = ledger.scratch.parent, ledger.scratch / STAGED / _copy_name(image)
     if copy.exists():

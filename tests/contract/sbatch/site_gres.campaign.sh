@@ -28,5 +28,5 @@ srun --unbuffered --output FOLDER/%j_%t_log.out --nodes=1 --ntasks=1 --relative=
 
 # teardown
 code=$?
-PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME" ''
+PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME.${SLURM_RESTART_COUNT:-0}" ''
 exit $code

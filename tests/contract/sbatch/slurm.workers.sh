@@ -25,5 +25,5 @@ srun --unbuffered --output FOLDER/%A_%a_%t_log.out --error FOLDER/%A_%a_%t_log.e
 
 # teardown
 code=$?
-PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME" ''
+PYTHON -m clawhpc.ledger "$SLURM_JOB_ID.$SLURMD_NODENAME.${SLURM_RESTART_COUNT:-0}" ''
 exit $code

@@ -85,15 +85,23 @@ def owner_in(root: Path, job: str) -> Iterator[tuple[subprocess.Popen[bytes], in
 
 
 def test_of_a_job_that_has_ended_nothing_is_left_and_another_job_on_the_same_node_lives_on(ledger_root: Path) -> None:
-    with owner_in(ledger_root, "7.n1") as (ended, child), owner_in(ledger_root, "70.n1") as (other, others_child):
+    with owner_in(ledger_root, "7.n1.0") as (ended, child), owner_in(ledger_root, "70.n1.0") as (other, others_child):
         with Ledger.open(ledger_root) as of_no_job:
-            end_job(ledger_root, "7.n1")
+            end_job(ledger_root, "7.n1.0")
             assert ended.wait(5) == -signal.SIGKILL
             assert child not in read_processes()
             assert other.poll() is None
             assert others_child in read_processes()
             assert of_no_job.scratch.is_dir()
         assert len(list(ledger_root.glob("*.lock"))) == 1
+
+
+@pytest.mark.parametrize(("job", "ends"), [("7.n1.0", False), ("7.n1.1", True), ("7.n1.2", True), ("7.n1.10", True)])
+def test_the_end_of_a_turn_of_a_job_ends_earlier_ones_and_no_later_one(ledger_root: Path, job: str, ends: bool) -> None:
+    """A script whose daemon was killed may come to its last line when the next turn is at work on the same node."""
+    with owner_in(ledger_root, "7.n1.1") as (owner, _):
+        end_job(ledger_root, job)
+        assert (owner.poll() is None) is not ends
 
 
 def test_a_process_that_is_known_by_the_files_of_a_container_only_is_found_and_ended(ledger_root: Path) -> None:
@@ -113,17 +121,17 @@ def test_a_process_that_is_known_by_the_files_of_a_container_only_is_found_and_e
 
 def test_a_process_that_has_the_number_of_a_dead_owner_is_not_killed(ledger_root: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as bystander:
-        note = {"pid": bystander.pid, "host": os.uname().nodename, "command": [], "job": "7.n1"}
+        note = {"pid": bystander.pid, "host": os.uname().nodename, "command": [], "job": "7.n1.0"}
         leave(ledger_root, "ab12", json.dumps(note))
-        assert find_remains(ledger_root)[0].job == "7.n1"
-        assert end_job(ledger_root, "7.n1").owners == ("ab12",)
+        assert find_remains(ledger_root)[0].job == "7.n1.0"
+        assert end_job(ledger_root, "7.n1.0").owners == ("ab12",)
         assert bystander.poll() is None
         bystander.kill()
 
 
 def test_the_last_line_of_a_jobs_script_removes_what_it_has_left(ledger_root: Path) -> None:
-    with owner_in(ledger_root, "7.n1") as (owner, _):
-        subprocess.run([sys.executable, "-m", "clawhpc.ledger", "7.n1", str(ledger_root)], check=True)
+    with owner_in(ledger_root, "7.n1.0") as (owner, _):
+        subprocess.run([sys.executable, "-m", "clawhpc.ledger", "7.n1.0", str(ledger_root)], check=True)
         assert owner.wait(5) == -signal.SIGKILL
     assert list(ledger_root.iterdir()) == []
 
