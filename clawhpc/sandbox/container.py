@@ -22,13 +22,13 @@ from anyio.abc import ByteReceiveStream, Process
 from clawhpc.errors import SandboxError, UserError, boundary
 from clawhpc.ledger import Ledger, discard, kill_marked
 from clawhpc.records import SANDBOX_HOME, ExecResult
-from clawhpc.sandbox import init
+from clawhpc.sandbox import init, watch
 from clawhpc.sandbox.base import PROXY_PORT, SANDBOX_PATH, Mount, SandboxCommand
 from clawhpc.sandbox.root import Root
 from clawhpc.sandbox.settings import SandboxLimits
 
 SANDBOX_VARIABLE = "CLAWHPC_SANDBOX"
-INIT_TARGET = "/run/clawhpc/init.py"
+INIT_TARGET, WATCH_TARGET = "/run/clawhpc/init.py", "/run/clawhpc/clawhpc/sandbox/watch.py"
 SOCKET_TARGET = "/run/clawhpc/proxy.sock"
 LAYER_TARGET = "/run/clawhpc/layer"
 COMMAND, REPORT, TMP, VAR_TMP, HOME, LAYER = "command", "report", "tmp", "var-tmp", "home", "layer"
@@ -249,6 +249,7 @@ def _mounts(root: Root, command: SandboxCommand, folder: Path) -> list[Mount]:
         Mount(source=folder / VAR_TMP, target="/var/tmp", writable=True),
         Mount(source=command.home or folder / HOME, target=SANDBOX_HOME, writable=True),
         Mount(source=Path(init.__file__), target=INIT_TARGET),
+        Mount(source=Path(watch.__file__), target=WATCH_TARGET),
     ]
     if root.writable:
         (folder / LAYER).mkdir()

@@ -1,23 +1,23 @@
 """The first program in every container: it starts the one command, forwards its model calls, ends it where it takes too
 much of the host, and leaves nobody behind.
 
-Run as `python3 -I -S init.py FD` by whatever interpreter there is inside (3.9 or newer), without other modules, as the
-first process: nobody inside can kill or stop it, and orphans become its children, so that their CPU time counts too.
+Run as `python3 -I -S init.py FD` by whatever interpreter there is inside (3.9 or newer), with watch.py and no other
+module of ours, as the first process: nobody inside can kill, stop or trace it, and orphans become its children, so that
+their CPU time counts too.
 Standard input brings the command as JSON. The file behind FD takes the report, over whatever stands there, and not
 before every other process of the container is dead: the command has no last word. The report is a line of JSON, and
 after it the end of what the command printed on its standard output.
 """
 
+import ctypes
 import json
 import os
 import resource
 import signal
 import socket
-import stat
 import struct
 import sys
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 
@@ -29,23 +29,15 @@ CREDENTIALS = struct.Struct("3i")
 """Process, user and group that wrote to a socket (unix(7))."""
 NAMESPACES = ("pid", "net", "mnt")
 """Those without which a container is none."""
-LOOK_S = 0.25
-"""Between two looks at memory and processes, 0.3 ms each: a process can take a gigabyte meanwhile, hardly more."""
-WALK_S = 1.0
-"""Between two walks through what was written, at least: a millisecond each, where there are a few hundred files."""
-WALK_SHARE = 0.1
-"""Of the time that walks may take, however many files there are."""
-GB = 2**30
-FILE_BYTES = 4096
-"""A file costs, besides its content: a million empty ones are a burden too."""
-NUM_THREADS, RSS_PAGES = 17, 21
-"""Where `/proc/PID/stat` has them, counted from the state."""
+PR_SET_DUMPABLE = 4
+"""From <sys/prctl.h>."""
 COUNTS_PER_CONTAINER = (5, 14)
 """The kernel since which RLIMIT_NPROC counts in a user namespace by itself; before, all that the user runs."""
 
 
 def main() -> None:
     """Run the command that standard input describes, and report how it ended."""
+    sys.path.append(os.path.dirname(__file__))  # where watch.py is, as clawhpc/sandbox/watch.py
     report = int(sys.argv[1])
     os.pwrite(report, STARTED, 0)
     keep_files_to_ourselves()
@@ -64,6 +56,8 @@ def keep_files_to_ourselves() -> None:
 
 def run(command: dict) -> tuple[dict, bytes]:
     """Start the command, wait for it, end all that it left. What those printed whom it left does not count."""
+    from clawhpc.sandbox.watch import Watch
+
     shared = [kind for kind, link in command["host_namespaces"].items() if os.readlink(f"/proc/self/ns/{kind}") == link]
     for kind in NAMESPACES:
         if kind in shared:  # some clusters switch namespaces off, and say nothing
@@ -71,8 +65,9 @@ def run(command: dict) -> tuple[dict, bytes]:
     if command["proxy_socket"]:
         forward(command["proxy_port"], command["proxy_socket"])
     bound(command["limits"], own_users="user" not in shared)
+    hide_ourselves()
     watch = Watch(command["limits"], command["writable"])
-    threading.Thread(target=watch.look_on, daemon=True).start()
+    watch.start()
     os.setpriority(os.PRIO_PROCESS, 0, command["nice"])  # of this thread, and of what it starts: not of the others
     output = Output()
     try:
@@ -104,170 +99,9 @@ def bound(limits: dict, own_users: bool) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-class Watch:
-    """Ends all that runs in the container once it takes more than `limits`, by looking again and again.
-
-    Not seen: what lies in folders that their maker may not read, and memory that neither a process nor an open file
-    holds (a tmpfs that is mounted in yet another namespace).
-    """
-
-    def __init__(self, limits: dict, folders: list) -> None:
-        """`folders`: those that can be written. What lies there now does not count."""
-        self.limits = limits
-        self.folders = folders
-        self.disks = {os.stat(folder).st_dev for folder in folders}
-        self.tmpfs = {device: folder for device, folder in writable_tmpfs().items() if device not in self.disks}
-        self.written_before = written(folders)
-        self.walk_at = time.monotonic() + WALK_S
-        self.memory_in_files = 0
-        self.exceeded = ""
-        self.ended = threading.Event()
-
-    def end(self) -> str:
-        """The command is dead: look a last time at what it has written. What was too much, or nothing."""
-        self.ended.set()
-        return self.exceeded or self.disk({})
-
-    def look_on(self) -> None:
-        """Until there is too much, or an end."""
-        while not self.ended.wait(LOOK_S):
-            try:
-                self.exceeded = self.look()
-            except OSError as error:  # no file can be opened any more, or there is no memory for it
-                self.exceeded = f"files: the host has no more, or we may have no more: {error.strerror}"
-            if self.exceeded:
-                with suppress(ProcessLookupError):
-                    os.kill(-1, signal.SIGKILL)
-                return
-
-    def look(self) -> str:
-        """What there is too much of, in words; empty if nothing."""
-        pids = other_processes()
-        if len(pids) > self.limits["max_processes"]:  # a bomb is not looked at any closer
-            return self.too_many(len(pids))
-        found = usage(pids)
-        exceeded = self.too_many(sum(threads for threads, _ in found.values())) or self.memory(found)
-        return exceeded or ("" if time.monotonic() < self.walk_at else self.disk(found))
-
-    def too_many(self, number: int) -> str:
-        """Whether there are more processes than there may be."""
-        most = self.limits["max_processes"]
-        return f"processes: {number} at a time, threads among them; the limit is {most}" if number > most else ""
-
-    def memory(self, found: dict) -> str:
-        """Whether they take too much memory; shared pages are told apart only where it matters.
-
-        Files in memory may be mapped too. Which are is not known, so of both kinds of shared memory the larger counts.
-        """
-        most = self.limits["memory_bytes"]
-        in_files = self.memory_in_files + sum(map(used_bytes, self.tmpfs.values()))
-        if in_files + sum(mapped for _, mapped in found.values()) <= most:
-            return ""
-        mapped, shared = exact_memory(found)
-        return beyond("memory", mapped - shared + max(shared, in_files), most)
-
-    def disk(self, found: dict) -> str:
-        """Whether too much was written."""
-        began = time.monotonic()
-        deleted = open_deleted(found)
-        taken = written(self.folders) + sum(size for device, size in deleted if device in self.disks)
-        self.memory_in_files = sum(size for device, size in deleted if device not in {*self.disks, *self.tmpfs})
-        now = time.monotonic()
-        self.walk_at = now + max(WALK_S, (now - began) / WALK_SHARE)
-        return beyond("disk", taken - self.written_before, self.limits["disk_bytes"])
-
-
-def beyond(what: str, taken: int, most: int) -> str:
-    """For a person, if more than `most` bytes are taken; else nothing."""
-    return f"{what}: {taken / GB:.2f} GB; the limit is {most / GB:.2f} GB" if taken > most else ""
-
-
-def other_processes() -> list:
-    """Of the container, all but ourselves."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-
-
-def usage(pids: list) -> dict:
-    """Process -> the number of its threads, and the bytes of memory that it maps."""
-    found = {}
-    for pid in pids:
-        with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-            found[pid] = int(fields[NUM_THREADS]), int(fields[RSS_PAGES]) * resource.getpagesize()
-    return found
-
-
-def exact_memory(found: dict) -> tuple:
-    """Bytes that the processes take together, and those of them that are shared memory; a shared page counts once."""
-    total = shared = 0
-    for pid, (_, mapped) in found.items():
-        try:
-            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-                kb = {line.split()[0]: int(line.split()[1]) for line in file.readlines()[1:]}
-            total += 1024 * kb[b"Pss:"]
-            shared += 1024 * kb.get(b"Pss_Shmem:", 0)
-        except PermissionError:
-            total += mapped
-        except OSError:  # it is gone
-            pass
-    return total, shared
-
-
-def written(folders: list) -> int:
-    """Bytes on disk of all that lies in `folders`; no link is followed, and a file with several names counts once."""
-    total, linked, todo = 0, set(), list(folders)
-    while todo:
-        for path, status in listed(todo.pop()):
-            if stat.S_ISDIR(status.st_mode):
-                todo.append(path)
-            elif status.st_nlink > 1:
-                if (status.st_dev, status.st_ino) in linked:
-                    continue
-                linked.add((status.st_dev, status.st_ino))
-            total += FILE_BYTES + 512 * status.st_blocks
-    return total
-
-
-def listed(folder: str) -> list:
-    """Path and status of what lies in `folder`, as far as it is still there."""
-    found = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                found.append((entry.path, entry.stat(follow_symlinks=False)))
-    return found
-
-
-def open_deleted(found: dict) -> list:
-    """Device and bytes of each file that no folder shows any more, or ever has, but that a process has open."""
-    sizes = {}
-    for pid in found:
-        with suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    status = os.stat(f"/proc/{pid}/fd/{name}")
-                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                        sizes[status.st_dev, status.st_ino] = 512 * status.st_blocks
-    return [(device, size) for (device, _), size in sizes.items()]
-
-
-def writable_tmpfs() -> dict:
-    """Device -> mount point of every file system in memory that can be written."""
-    found = {}
-    with open("/proc/self/mountinfo") as file:
-        for _, _, device, _, point, options, *more in map(str.split, file):
-            if more[more.index("-") + 1] == "tmpfs" and "rw" in options.split(","):
-                number = os.makedev(*map(int, device.split(":")))
-                with suppress(OSError):
-                    if os.stat(point).st_dev == number:  # else another one lies over it
-                        found[number] = point
-    return found
-
-
-def used_bytes(folder: str) -> int:
-    """Of the file system of `folder`."""
-    status = os.statvfs(folder)
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+def hide_ourselves() -> None:
+    """Who runs inside has our user, and could trace us, write to our memory, and open our files through /proc."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class Output:

@@ -14,7 +14,7 @@ Kind = Literal["auto", "apptainer", "bubblewrap"]
 class SandboxLimits:
     """What one command in a container may take of its host. One that takes more is ended with all that it started.
 
-    No cgroup is needed: init.py measures. Two of them the kernel refuses to go beyond, which ends nobody: what
+    No cgroup is needed: watch.py measures. Two of them the kernel refuses to go beyond, which ends nobody: what
     a program may have open, and the size of a file.
     """
 

@@ -139,6 +139,20 @@ async def test_the_command_cannot_forge_its_report(sandbox: Sandbox) -> None:
     assert result.cpu_s < 10
 
 
+async def test_the_command_cannot_trace_the_first_process_nor_open_its_memory_and_files(sandbox: Sandbox) -> None:
+    script = """
+        import ctypes, os
+        for path in ["/proc/1/mem", *(f"/proc/1/fd/{number}" for number in range(12))]:
+            try:
+                print(path, os.open(path, os.O_RDWR))
+            except (PermissionError, FileNotFoundError):
+                pass
+        libc, seize = ctypes.CDLL(None), 0x4206
+        print([thread for thread in os.listdir("/proc/1/task") if libc.ptrace(seize, int(thread), 0, 0) == 0])
+    """
+    assert (await run(sandbox, python(script))).stdout_tail == "[]\n"
+
+
 async def test_a_command_can_neither_kill_nor_stop_its_parent(sandbox: Sandbox) -> None:
     result = await run(sandbox, shell("kill -KILL $PPID; kill -STOP $PPID; sleep 0.2; exit 5"))
     assert result.exit_code == 5

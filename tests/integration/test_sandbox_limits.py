@@ -88,14 +88,37 @@ async def test_processes_that_together_take_too_much_memory_are_ended(
 
 NOBODYS = {
     "mapped": "memory = mmap.mmap(-1, 2 * size); memory.write(b'x' * 2 * size)",
-    "in files": "os.write(os.memfd_create('x'), b'x' * size); open('/dev/shm/x', 'wb').write(b'x' * size)",
+    "in files": """
+        os.write(os.memfd_create('x'), b'x' * size)
+        open('/dev/shm/x', 'wb').write(b'x' * size)""",
+    "segments that nobody has attached": """
+        for number in range(8):
+            place = libc.shmat(libc.shmget(0, size // 4, 0o1600), None, 0)
+            ctypes.memset(place, 1, size // 4)
+            libc.shmdt(place)""",
+    "page tables": """
+        memory = mmap.mmap(-1, 1 << 37, mmap.MAP_PRIVATE | 0x4000)  # MAP_NORESERVE: nothing but zeros, read
+        memory.madvise(15)  # MADV_NOHUGEPAGE
+        for place in range(0, 1 << 37, 1 << 21):
+            memory[place]""",
+    "a process's whose first thread has ended": """
+        threading.Thread(target=lambda: (time.sleep(0.1), b'x' * 2 * size, time.sleep(60))).start()
+        libc.syscall(60, 0)  # exit(2) of a thread""",
 }
 
 
 @EITHER
 @pytest.mark.parametrize("way", NOBODYS)
 async def test_memory_that_is_no_processs_own_counts(kind: str, way: str, limited: OpenLimited) -> None:
-    script = f"import mmap, os, time; size = 80 << 20; {NOBODYS[way]}; time.sleep(60)"
+    script = f"""
+        import ctypes, mmap, os, threading, time
+        libc = ctypes.CDLL(None)
+        libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+        libc.shmdt.argtypes = [ctypes.c_void_p]
+        size = 80 << 20
+        {NOBODYS[way]}
+        time.sleep(60)
+    """
     check_ended(await run(await limited(kind, memory_gb=128 * MB), python(script)), "memory")
 
 
@@ -153,6 +176,7 @@ FILLERS = {
         "exec 3> y; rm y; head -c 2800K /dev/zero >&3; sleep 60"
     ),
     "empty files": "python3 -c 'for n in range(3200): open(str(n), \"w\")'; sleep 60",
+    "locked": "mkdir d; cd d; mkdir in; cd in; chmod 0 ..; for n in 1 2; do head -c 8M /dev/zero > $n; done; sleep 60",
     "at the end": "head -c 8M /dev/zero > x; head -c 8M /dev/zero > y",
 }
 
@@ -166,6 +190,14 @@ async def test_who_fills_the_disk_is_ended(kind: str, way: str, limited: OpenLim
     assert result.exceeded.startswith("disk: 0.0")
     assert result.exceeded.endswith(" GB; the limit is 0.01 GB")
     assert result.exit_code == (0 if way == "at the end" else 137)
+
+
+@EITHER
+async def test_who_writes_where_nobody_can_look_is_ended(kind: str, limited: OpenLimited) -> None:
+    script = "name=$(printf %0250d); for _ in {1..20}; do mkdir $name; cd $name; done; sleep 60"
+    result = await run(await limited(kind), shell(script))
+    assert result.exceeded == "files: what it takes cannot be measured any more: File name too long"
+    assert result.exit_code == 137
 
 
 @EITHER

@@ -12,11 +12,11 @@ import pytest
 
 from clawhpc.ledger import reap
 from clawhpc.records import SANDBOX_HOME
-from clawhpc.sandbox import init
+from clawhpc.sandbox import init, watch
 from clawhpc.sandbox.apptainer import Apptainer
 from clawhpc.sandbox.base import PROXY_PORT, PROXY_URL, Mount, SandboxCommand
 from clawhpc.sandbox.bubblewrap import Bubblewrap
-from clawhpc.sandbox.container import INIT_TARGET, SOCKET_TARGET, _command_text, _mounts
+from clawhpc.sandbox.container import INIT_TARGET, SOCKET_TARGET, WATCH_TARGET, _command_text, _mounts
 from clawhpc.sandbox.root import Root, host_root, image_root
 from clawhpc.sandbox.settings import SandboxLimits
 
@@ -90,7 +90,8 @@ def test_what_lies_in_a_mount_is_mounted_after_it(root: Root, tmp_path: Path) ->
         Mount(source=Path("/workspace"), target="/root/.openclaw/workspace", writable=True),
     )
     placed = [mount.target for mount in _mounts(root, command(mounts=mounts), tmp_path / "run")]
-    assert placed == ["/tmp", "/root", "/var/tmp", INIT_TARGET, mounts[1].target, mounts[0].target]
+    assert placed[:4] == ["/tmp", "/root", "/var/tmp", INIT_TARGET]
+    assert placed[4:] == [mounts[1].target, mounts[0].target, WATCH_TARGET]
 
 
 def test_without_a_home_or_a_proxy_home_is_a_folder_of_the_run_and_no_socket_is_bound(
@@ -136,12 +137,13 @@ def test_accounts_are_root_and_the_caller_both_at_home_in_the_sandbox(tmp_path: 
     assert {mount.target for mount in root.mounts} == {"/etc/passwd", "/etc/group"}
 
 
-@pytest.mark.parametrize("module", [init, reap])
+@pytest.mark.parametrize("module", [init, watch, reap])
 def test_programs_of_their_own_import_the_standard_library_only(module: object) -> None:
     tree = ast.parse(Path(module.__file__).read_text())  # type: ignore[attr-defined]
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    names -= {"clawhpc.sandbox.watch"}  # goes with init
     assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
 
 

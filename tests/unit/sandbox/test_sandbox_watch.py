@@ -1,4 +1,4 @@
-"""How init.py measures what a command takes, on files and processes of the host."""
+"""How watch.py measures what a command takes, on files and processes of the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.sandbox import init
+from clawhpc.sandbox import watch
 from clawhpc.sandbox.settings import SandboxLimits
 
 MB = 1 << 20
@@ -26,12 +26,21 @@ def test_what_is_written_counts_once_where_it_lies_and_as_much_as_it_takes(tmp_p
     (inside / "same").hardlink_to(inside / "deep/deeper/file")
     with (inside / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    assert MB <= init.written([str(inside)]) < 2 * MB
-    assert init.written([str(inside), str(outside)]) >= 9 * MB
+    assert MB <= watch.written([str(inside)]) < 2 * MB
+    assert watch.written([str(inside), str(outside)]) >= 9 * MB
 
 
-def test_a_file_that_cannot_be_listed_any_more_is_no_error(tmp_path: Path) -> None:
-    assert init.written([str(tmp_path / "gone")]) == 0
+def test_a_folder_that_has_gone_is_no_error_and_one_that_cannot_be_seen_is_one(tmp_path: Path) -> None:
+    assert watch.written([str(tmp_path / "gone")]) == 0
+    with pytest.raises(OSError, match="File name too long"):
+        watch.written([str(tmp_path) + "/x" * 3000])
+
+
+def test_who_cannot_look_says_so() -> None:
+    def look() -> str:
+        raise OSError(24, "Too many open files")
+
+    assert watch.told_by(look) == "files: what it takes cannot be measured any more: Too many open files"
 
 
 def test_a_deleted_file_counts_as_long_as_a_process_has_it_open(tmp_path: Path) -> None:
@@ -39,7 +48,9 @@ def test_a_deleted_file_counts_as_long_as_a_process_has_it_open(tmp_path: Path) 
         file.write(bytes(3 * MB))
         file.flush()
         sizes = [
-            size for device, size in init.open_deleted({os.getpid(): (1, 0)}) if device == os.stat(tmp_path).st_dev
+            size
+            for device, size in watch.open_deleted({f"/proc/{os.getpid()}": (1, 0, 0)})
+            if device == os.stat(tmp_path).st_dev
         ]
         assert any(3 * MB <= size < 4 * MB for size in sizes)
 
@@ -49,22 +60,23 @@ def test_a_process_is_seen_with_its_threads_and_its_memory_and_is_gone_when_it_e
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        threads, mapped = init.usage([process.pid])[process.pid]
+        found = watch.usage([process.pid])
+        (threads, mapped, tables) = found[f"/proc/{process.pid}"]
         assert threads == 2
-        assert process.pid in init.other_processes()
-        assert os.getpid() not in init.other_processes()
-        total, shared = init.exact_memory({process.pid: (threads, mapped)})
-        assert 20 * MB <= total <= mapped
+        assert process.pid in watch.other_processes()
+        assert os.getpid() not in watch.other_processes()
+        total, shared = watch.exact_memory(found)
+        assert 20 * MB <= total <= mapped + tables
         assert shared < MB
         process.communicate(b"\n")
-    assert process.pid not in init.other_processes()
-    assert init.usage([process.pid]) == {}
-    assert init.exact_memory({process.pid: (threads, mapped)}) == (0, 0)
+    assert process.pid not in watch.other_processes()
+    assert watch.usage([process.pid]) == {}
+    assert watch.exact_memory(found) == (tables, 0)
 
 
 def test_what_is_too_much_is_told_with_the_figures() -> None:
-    assert init.beyond("memory", 3 << 30, 4 << 30) == ""
-    assert init.beyond("memory", (4 << 30) + (1 << 28), 4 << 30) == "memory: 4.25 GB; the limit is 4.00 GB"
+    assert watch.beyond("memory", 3 << 30, 4 << 30) == ""
+    assert watch.beyond("memory", (4 << 30) + (1 << 28), 4 << 30) == "memory: 4.25 GB; the limit is 4.00 GB"
 
 
 @pytest.mark.parametrize("field", ["memory_gb", "max_processes", "disk_gb", "max_open_files", "output_mb"])
