@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SEEN_S = 120.0
 """For what another host has written to be seen here; NFS may look away for a minute."""
+HANG_S = 30.0
+"""Without one token in all that time, an engine that says that it is well hangs."""
 
 
 class Desk(Protocol):
@@ -43,6 +45,10 @@ class Desk(Protocol):
 
     async def make_ready(self, plan: StepPlan) -> None:
         """The calls of `plan`'s rollouts can be answered. Raises UserError, EngineError or HostError when not."""
+        ...
+
+    async def recover(self) -> None:
+        """Return when calls can be answered again, after one that was not. Raises as `make_ready`."""
         ...
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
@@ -88,11 +94,13 @@ class HeldEngine:
         self.unwanted.set()
 
     async def is_well(self) -> bool:
-        """It is up and says so; one that is coming up is waited for."""
+        """It is up, says so, and draws in each copy of its policy; one that is coming up is waited for."""
         await self.ready.wait()
         with suppress(EngineError):
             if self.server is not None and self.server.alive:
                 await self.server.engine.recover()
+                for engine in self.server.engines:
+                    await engine.check_drawing(within_s=HANG_S)
                 return True
         return False
 
@@ -170,15 +178,11 @@ class PolicyDesk:
                 await self._load(self.server, self._policy)
 
     async def recover(self) -> None:
-        """Return when the engine can be asked, another one where the last is not well. Raises EngineError."""
+        """Return when the engine can be asked, another one where the last is not well. Raises as `make_ready`."""
         async with self._changing:
             assert self._policy is not None, "make_ready comes first"
-            if await self._held.is_well():
-                return
-            try:
+            if not await self._held.is_well():
                 await self._replace(self._policy)
-            except (UserError, HostError) as error:
-                raise EngineError(f"the engine did not start again: {error}") from error
 
     def responder(self, plan: StepPlan, group: GroupPlan) -> Responder:
         """The answers to one rollout's calls."""
@@ -278,8 +282,11 @@ class StandingEngine:
         return await self._now().generate(prompt_ids, params, request_id=request_id)
 
     async def recover(self) -> None:
-        """See `Engine`."""
-        await self.desk.recover()
+        """See `Engine`. What that means for the worker, it sees itself."""
+        try:
+            await self.desk.recover()
+        except (UserError, HostError) as error:
+            raise EngineError(f"the engine did not start again: {error}") from error
 
     async def check_drawing(self, *, within_s: float) -> None:
         """See `Engine`."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from clawhpc.errors import HostError, SandboxError, UserError, ungrouped
+from clawhpc.errors import EngineError, HostError, SandboxError, UserError, ungrouped
 from clawhpc.harness.base import Harness
 from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
@@ -198,15 +198,22 @@ class Worker:
             log.info("rollout %s: %s %s", record.rollout_id, record.outcome, record.detail)
             if record.outcome not in MACHINE_OUTCOMES:
                 break
+            await self._check_engine(record)
             if len(failed) + 1 >= self._spec.worker.max_attempts:
-                await self._check_host(record)
+                await self._check_sandbox(record)
                 break
             seconds = record.timings.wall_s
             failed.append(FailedAttempt(outcome=record.outcome, detail=record.detail, seconds=seconds))
             await self._make_ready(plan)
         return replace(record, failed_attempts=tuple(failed))
 
-    async def _check_host(self, record: RolloutRecord) -> None:
+    async def _check_engine(self, record: RolloutRecord) -> None:
+        """One that hangs is started again, which nobody else would do: it lives. HostError where none starts here."""
+        if record.outcome is Outcome.ENGINE_FAILED:
+            with suppress(EngineError):  # it has died too often, which ends the worker before its next rollout
+                await self._desk.recover()
+
+    async def _check_sandbox(self, record: RolloutRecord) -> None:
         """Raise HostError where no sandbox starts any more: every rollout would fail here, one after the other."""
         if record.outcome is Outcome.SANDBOX_FAILED:
             try:

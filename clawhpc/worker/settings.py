@@ -43,7 +43,7 @@ class WorkerSettings:
     """Refuse a request with a field that docs/protocols.md does not list. Else it is recorded, counted and ignored."""
 
     def __post_init__(self) -> None:
-        at_least(self, concurrency=1, max_output_tokens=1, poll_s=0.01, idle_min=0.1)
+        at_least(self, concurrency=1, max_output_tokens=1, poll_s=0.01, idle_min=0.001)
         at_least(self, max_attempts=1, max_failed_starts=1, max_engine_starts=1)
 
 

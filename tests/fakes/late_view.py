@@ -1,9 +1,9 @@
-"""A file system on which this host sees late what others have written, or on which giving a file its name is slow."""
+"""A shared file system: this host sees late what others have written, and naming a file may take long."""
 
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -48,13 +48,15 @@ class LateView:
         return read
 
 
-def slow_names(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Links and renames take so long."""
+def naming_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The thread of each link and rename from now on: it waits for the server."""
+    threads: list[threading.Thread] = []
     for owner, name in ((os, "link"), (Path, "replace")):
         real = getattr(owner, name)
 
-        def slow(*arguments: Any, real: Callable[..., Any] = real) -> Any:
-            time.sleep(seconds)
+        def noted(*arguments: Any, real: Callable[..., Any] = real) -> Any:
+            threads.append(threading.current_thread())
             return real(*arguments)
 
-        monkeypatch.setattr(owner, name, slow)
+        monkeypatch.setattr(owner, name, noted)
+    return threads

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from clawhpc.engine.client import EngineLost, SamplingParams
-from clawhpc.errors import EngineError, HostError
+from clawhpc.errors import ClawError, EngineError, HostError, UserError
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, ScriptedResponder
 from clawhpc.proxy.session import MAX_DRAWS
@@ -46,6 +46,8 @@ class FakeServer:
     num_copies: int = 1
     asked: list[int] = field(default_factory=list)
     """Copies, one for each draw."""
+    hanging: set[int] = field(default_factory=set)
+    """Copies that draw nothing any more."""
 
     @property
     def engine(self) -> FakeServer:
@@ -78,6 +80,10 @@ class FakeCopy:
         self.server.asked.append(self.rank)
         return draw(tuple(prompt_ids), (self.server.policy_step,), 1)
 
+    async def check_drawing(self, *, within_s: float) -> None:
+        if self.rank in self.server.hanging:
+            raise EngineError(f"the engine hangs: no token within {within_s:g} s")
+
 
 @dataclass
 class FakeServe:
@@ -90,6 +96,7 @@ class FakeServe:
     """Starts wait for it."""
     num_failures: int = 0
     """So many of the next starts fail."""
+    failure: ClawError = field(default_factory=lambda: EngineError("it did not start"))
 
     @asynccontextmanager
     async def __call__(self, settings: EngineSettings, policy: PolicyVersion, **rest: Any) -> AsyncIterator[FakeServer]:
@@ -100,7 +107,7 @@ class FakeServe:
                 await self.gate.wait()
             if self.num_failures:
                 self.num_failures -= 1
-                raise EngineError("it did not start")
+                raise self.failure
             self.servers.append(FakeServer(policy.step, num_copies=settings.data_parallel_size))
             yield self.servers[-1]
         finally:
@@ -319,8 +326,23 @@ async def test_an_engine_that_does_not_come_back_is_told_to_those_who_wait(tmp_p
         await desk.make_ready(plan_of(0))
         serve.servers[0].alive = False
         serve.num_failures = 3
-        with pytest.raises(EngineError, match="did not start"):
+        responder = desk.responder(plan_of(0), plan_of(0).groups[0])
+        with pytest.raises(EngineError, match="did not start again: the engine has failed to start 3 times"):
+            await responder.recover()
+        with pytest.raises(HostError):
             await desk.recover()
+
+
+async def test_an_engine_of_which_one_copy_hangs_is_started_again_once_somebody_has_noticed(tmp_path: Path) -> None:
+    """Its process lives, and says that it is well."""
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve, EngineSettings(data_parallel_size=2)) as desk:
+        await desk.make_ready(plan_of(0))
+        serve.servers[0].hanging.add(1)
+        await desk.recover()
+        assert len(serve.servers) == 2
+        assert await draw_by(desk) == 0
 
 
 async def test_an_engine_that_fails_to_start_is_tried_again(tmp_path: Path) -> None:
@@ -342,6 +364,15 @@ async def test_a_host_on_which_the_engine_fails_to_start_three_times_is_bad_and_
         for _ in range(2):
             with pytest.raises(HostError, match="failed to start 3 times in a row: it did not start"):
                 await desk.make_ready(plan_of(0))
+        assert serve.servers == []
+
+
+async def test_a_start_that_a_person_must_mend_is_not_tried_again(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    serve = FakeServe(num_failures=1, failure=UserError("engine.max_model_len=9"))
+    async with desk_of(tmp_path, serve) as desk:
+        with pytest.raises(UserError, match="max_model_len"):
+            await desk.make_ready(plan_of(0))
         assert serve.servers == []
 
 
