@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -140,21 +140,22 @@ def claim_owner(paths: RunPaths, key: GroupKey) -> str | None:
 
 def release_claims(paths: RunPaths, plan: StepPlan, alive: frozenset[str]) -> int:
     """Free the unsealed groups whose worker is not among `alive`; how many. Only the campaign knows who is alive."""
-    released = 0
-    for group in unsealed_groups(paths, plan):
-        owner = claim_owner(paths, group.key)
-        if owner is not None and owner not in alive:
-            (paths.group(group.key) / CLAIM).unlink(missing_ok=True)
-            released += 1
-    return released
+    return _free(paths, plan, lambda owner: owner not in alive)
 
 
 def give_back(paths: RunPaths, plan: StepPlan, worker_id: str) -> int:
     """Free the unsealed groups that `worker_id` itself has claimed; how many. Its rollouts of them have ended."""
-    mine = [group for group in unsealed_groups(paths, plan) if claim_owner(paths, group.key) == worker_id]
-    for group in mine:
-        (paths.group(group.key) / CLAIM).unlink(missing_ok=True)
-    return len(mine)
+    return _free(paths, plan, lambda owner: owner == worker_id)
+
+
+def _free(paths: RunPaths, plan: StepPlan, is_let_go: Callable[[str], bool]) -> int:
+    freed = 0
+    for group in unsealed_groups(paths, plan):
+        owner = claim_owner(paths, group.key)
+        if owner is not None and is_let_go(owner):
+            (paths.group(group.key) / CLAIM).unlink(missing_ok=True)
+            freed += 1
+    return freed
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,12 @@ def test_every_writer_says_in_one_line_what_it_could_not_write_and_leaves_nothin
 
 
 @pytest.mark.parametrize(
-    "how", ["full", "full from the start", pytest.param("nearly full", marks=pytest.mark.slow), "read-only"]
+    "how",
+    [
+        "full",
+        "full from the start",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("nearly full", "read-only")),
+    ],
 )
 def test_a_campaign_whose_store_breaks_stops_with_one_line_and_once_it_is_mended_goes_on(
     tmp_path: Path, small_disks: None, how: str

@@ -210,6 +210,7 @@ async def test_a_rollout_that_the_machine_failed_is_run_again_as_if_it_had_never
     await work_through(paths, worker_of(tmp_path, desk, failing(1, FAILURES[outcome]), max_attempts=3))
     (record,) = read_rollouts(paths)
     assert (record.outcome, record.detail, record.num_attempts) == (Outcome.COMPLETED, "", 2)
+    assert len(desk.starts) == 3, "the engine is looked at before the group, and before each attempt"
     (failed,) = record.failed_attempts
     assert (failed.outcome, failed.detail) == (outcome, str(FAILURES[outcome]))
     assert failed.seconds > 0
