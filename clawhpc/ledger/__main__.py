@@ -1,4 +1,4 @@
-"""For the end of a script of Slurm: remove what it has left on this host. python -m clawhpc.ledger JOB.NODE.TURN [ROOT]"""
+"""Remove what a turn of a Slurm job has left on this host, at its end: -m clawhpc.ledger JOB.NODE.TURN [ROOT]."""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ SCRIPTS = (
     "trap '' HUP INT TERM; sleep {needle}; sleep {needle}",
 )
 """A child, an orphan in a session of its own, and one that ignores signals."""
+HARNESS = "setsid sleep {needle} & (setsid nohup sleep {needle} &) ; trap '' TERM HUP; sleep {needle}; sleep {needle}"
+"""In a sandbox: sleeps in sessions of their own, and a shell that ignores signals."""
 RENAMED = "import setproctitle, time; setproctitle.setproctitle('renamed sleep {needle} ' * 99); time.sleep(120)"
 
 
@@ -68,9 +70,7 @@ def own_worker(ledger: Ledger, root: Path, needle: str, cache_dir: Path) -> None
 
 async def own_sandbox(kind: str, ledger: Ledger, needle: str, cache_dir: Path) -> None:
     sandbox = await sandbox_of(kind, ledger, cache_dir)
-    script = (
-        f"setsid sleep {needle} & (setsid nohup sleep {needle} &) ; trap '' TERM HUP; sleep {needle}; sleep {needle}"
-    )
+    script = HARNESS.format(needle=needle)
     command = SandboxCommand(sandbox_id="owned", argv=("/bin/bash", "-c", script), env={}, cwd="/")
     print("ready", flush=True)
     await sandbox.run(command, timeout_s=LIFE_S)

@@ -23,16 +23,17 @@ from clawhpc.ledger import Ledger
 from clawhpc.ledger.owner import OWNER_VARIABLE
 from clawhpc.ledger.reap import find_marked, owner_marker, read_processes
 from clawhpc.sandbox.base import Sandbox
-from tests.fakes.owner import OwningWorker, sandbox_of
+from tests.fakes.owner import HARNESS, OwningWorker, sandbox_of
 from tests.fakes.slurm_worker import stub_spec
 from tests.integration.test_slurm_pool import settings_of
 from tests.sandbox_parts import known_to_the_kernel, run, running, shell, traces
 from tests.slurm_cluster import SlurmCluster, until
 
 APPTAINER = [pytest.mark.sandbox, pytest.mark.apptainer]
+SLOW = pytest.mark.slow
 KINDS = [
     pytest.param("bubblewrap", marks=pytest.mark.sandbox),
-    pytest.param("apptainer", marks=APPTAINER),
+    pytest.param("apptainer", marks=[*APPTAINER, SLOW]),
     pytest.param("sif", marks=APPTAINER),
 ]
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
@@ -40,7 +41,6 @@ START_S = 60.0
 """For a container to start, on a machine that is busy."""
 LIFE_S = 1.0
 """Of a container that a signal does not end."""
-HARNESS = "setsid sleep {needle} & (setsid nohup sleep {needle} &) ; trap '' TERM HUP; sleep {needle}; sleep {needle}"
 NUM_MATCHES = 4
 """Processes with the needle in it: the shell and three of its sleeps, wherever they are."""
 
@@ -104,7 +104,7 @@ async def lose(sandbox: Sandbox, victim: Callable[[str], int], number: signal.Si
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("number", [KILL, pytest.param(TERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [KILL, pytest.param(TERM, marks=SLOW)])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_of_a_container_dies_first_nothing_of_it_is_left(
     kind: str, number: signal.Signals, ledger: Ledger, cache_dir: Path
@@ -149,7 +149,6 @@ def node_daemon(needle: str) -> int:
     return next(pid for pid in running(f"slurmd -D -N {node}") if processes[pid].carries(cluster))
 
 
-SLOW = pytest.mark.slow
 DEATHS = [
     ("bubblewrap", step_daemon, KILL),
     *(

@@ -81,18 +81,19 @@ def is_empty(root: Path) -> bool:
 
 
 APPTAINER = [pytest.mark.sandbox, pytest.mark.apptainer]
+SLOW = pytest.mark.slow
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 OWNERS = [
     ("processes", KILL),
-    pytest.param("processes", TERM, marks=pytest.mark.slow),
+    pytest.param("processes", TERM, marks=SLOW),
     pytest.param("bubblewrap", KILL, marks=pytest.mark.sandbox),
-    pytest.param("bubblewrap", TERM, marks=[pytest.mark.sandbox, pytest.mark.slow]),
-    pytest.param("apptainer", KILL, marks=APPTAINER),
-    pytest.param("apptainer", TERM, marks=[*APPTAINER, pytest.mark.slow]),
+    pytest.param("bubblewrap", TERM, marks=[pytest.mark.sandbox, SLOW]),
+    pytest.param("apptainer", KILL, marks=[*APPTAINER, SLOW]),
+    pytest.param("apptainer", TERM, marks=[*APPTAINER, SLOW]),
     pytest.param("sif", KILL, marks=APPTAINER),
-    pytest.param("sif", TERM, marks=[*APPTAINER, pytest.mark.slow]),
+    pytest.param("sif", TERM, marks=[*APPTAINER, SLOW]),
     pytest.param("worker", KILL, marks=pytest.mark.sandbox),
-    pytest.param("worker", TERM, marks=[pytest.mark.sandbox, pytest.mark.slow]),
+    pytest.param("worker", TERM, marks=[pytest.mark.sandbox, SLOW]),
 ]
 
 
@@ -107,7 +108,7 @@ def test_nothing_is_left_soon_after_an_owner_is_killed(
     wait_until(lambda: traces(ledger_root) == [], within_s=PROMISE_S)
 
 
-@pytest.mark.parametrize("kind", ["processes", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+@pytest.mark.parametrize("kind", ["processes", pytest.param("apptainer", marks=[*APPTAINER, SLOW])])
 def test_where_the_watchdog_is_killed_too_the_next_owner_cleans_up(
     kind: str, start: Start, ledger_root: Path, needle: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""The Slurm of the tests itself: it counts GPUs, keeps accounts, loses nodes, and leaves nothing."""
+"""The Slurm of the tests itself: it counts GPUs, and leaves nothing. How jobs end in it: the other tests of Slurm."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ def test_a_job_gets_the_gpus_that_it_asks_for_and_no_job_those_that_there_are_no
         slurm.run("srun", "--gres=gpu:9", *show)
 
 
-def test_how_a_job_ended_is_in_the_accounts(slurm: SlurmCluster) -> None:
-    ids = [slurm.run("sbatch", "--parsable", "--output=/dev/null", f"--wrap=exit {code}").strip() for code in (0, 3)]
-    slurm.until(lambda: [slurm.state(one) for one in ids] == ["COMPLETED", "FAILED"])
-
-
+@pytest.mark.slow
 def test_of_a_killed_owner_no_daemon_no_job_and_no_file_is_left(
     owner: subprocess.Popen[bytes], ledger_root: Path, needle: str
 ) -> None:
