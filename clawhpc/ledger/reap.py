@@ -101,11 +101,17 @@ class Process(NamedTuple):
     session: int
 
     def carries(self, marker: str) -> bool:
-        """`marker` stands in its environment, as it was when its program started."""
-        try:
-            return marker.encode() in Path(f"/proc/{self.pid}/environ").read_bytes()
-        except OSError:
-            return False  # gone, or not ours
+        """`marker` stands in its environment, as it was when its program started; or in its command line, which alone
+        can be read of the first process of a container (it lets nobody trace it).
+        """
+        place = Path(f"/proc/{self.pid}")
+        with suppress(FileNotFoundError, ProcessLookupError):
+            try:
+                return marker.encode() in (place / "environ").read_bytes()
+            except PermissionError:
+                ours = re.search(rf"^Uid:\t{os.getuid()}\t", (place / "status").read_text(errors="replace"), re.M)
+                return bool(ours) and marker.encode() in (place / "cmdline").read_bytes()
+        return False
 
     def belongs_to(self, place: Path) -> bool:
         """It has a file of a container in `place` open, and is not the owner, who has its own lock open as well."""

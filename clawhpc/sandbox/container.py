@@ -155,7 +155,7 @@ class Container:
         layer = folder / LAYER if self._root.writable else None
         (folder / COMMAND).write_text(_command_text(command, self._limits, [LAYER_TARGET] if layer else []))
         with (folder / COMMAND).open("rb") as stdin, (folder / REPORT).open("wb") as report:
-            inner = (self._root.python, "-I", "-S", INIT_TARGET, str(report.fileno()))
+            inner = (self._root.python, "-I", "-S", INIT_TARGET, str(report.fileno()), *markers.values())
             return await anyio.open_process(
                 [*_priority(), *self.backend.argv(self._root, mounts, inner, layer)],
                 stdin=stdin,

@@ -75,7 +75,7 @@ def host_root(folder: Path, *, python: str = PYTHON) -> Root:
 
 
 def image_root(image: Path, folder: Path, *, writable: bool = False) -> Root:
-    """An image with `/usr/bin/python3`; `folder` takes its list of accounts."""
+    """An image with `/usr/bin/python3`, its module `ctypes` included; `folder` takes its list of accounts."""
     return Root(base=image, mounts=_accounts(folder), python=PYTHON, writable=writable)
 
 

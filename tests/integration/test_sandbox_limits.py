@@ -175,7 +175,7 @@ FILLERS = {
         "for name in x ~/x /tmp/x /var/tmp/x; do head -c 2800K /dev/zero > $name; done;"
         "exec 3> y; rm y; head -c 2800K /dev/zero >&3; sleep 60"
     ),
-    "empty files": "python3 -c 'for n in range(3200): open(str(n), \"w\")'; sleep 60",
+    "empty files": "python3 -c 'for n in range(800): open(str(n), \"w\")'; sleep 60",
     "locked": "mkdir d; cd d; mkdir in; cd in; chmod 0 ..; for n in 1 2; do head -c 8M /dev/zero > $n; done; sleep 60",
     "at the end": "head -c 8M /dev/zero > x; head -c 8M /dev/zero > y",
 }
