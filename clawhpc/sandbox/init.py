@@ -2,8 +2,8 @@
 much of the host, and leaves nobody behind.
 
 Run as `python3 -I -S init.py FD MARKERS` by whatever interpreter there is inside (3.9 or newer), with watch.py and no
-other module of ours, as the first process: nobody inside can kill, stop or trace it, and orphans become its children, so
-that their CPU time counts too. By the markers it is known outside, where its environment cannot be read.
+other module of ours, as the first process: nobody inside can kill, stop or trace it, and orphans become its children,
+so that their CPU time counts too. By the markers it is known outside, where its environment cannot be read.
 Standard input brings the command as JSON. The file behind FD takes the report, over whatever stands there, and not
 before every other process of the container is dead: the command has no last word. The report is a line of JSON, and
 after it the end of what the command printed on its standard output.

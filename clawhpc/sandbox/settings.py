@@ -24,8 +24,8 @@ class SandboxLimits:
     max_processes: int = 1024
     """At a time, threads among them, as the kernel counts: some libraries start a thread for each core of the host."""
     disk_gb: float = 4.0
-    """Added to the workspace, HOME and /tmp, where a file costs 16 kB besides its content; also the size of any one file.
-    There is no network to fetch more from.
+    """Added to the workspace, HOME and /tmp, where a file costs 16 kB besides its content; also the size of any one
+    file. There is no network to fetch more from.
     """
     max_open_files: int = 4096
     """In one process, where the host itself allows so many."""
