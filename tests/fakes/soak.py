@@ -68,6 +68,10 @@ class FakeServer:
     cpu_s: float = 0.0
 
     @property
+    def engines(self) -> tuple[VllmEngine, ...]:
+        return (self.engine,)
+
+    @property
     def alive(self) -> bool:
         return self.process.returncode is None
 

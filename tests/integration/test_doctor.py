@@ -172,7 +172,7 @@ def test_a_real_slurm_is_told_with_its_partitions(doctor: Doctor, slurm: SlurmCl
     assert "main: up" in rows["other partitions"]["found"]
     assert "Slurm is" in rows["clocks"]["found"]
     absent = rows_of(doctor("--json", *small, "launch.slurm.partition=nowhere"))
-    assert absent["partition"]["remedy"].endswith("main, low, high")
+    assert absent["partition"]["remedy"].endswith("main, low, low_warned, high")
     too_large = rows_of(doctor("--json", "launch=slurm"))["partition main"]
     assert (too_large["state"], too_large["remedy"]) == (
         "missing",

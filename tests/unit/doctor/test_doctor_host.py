@@ -67,6 +67,7 @@ def test_what_the_dead_have_left_is_counted() -> None:
         owner="ab12",
         pid=7,
         command="python -m clawhpc.train",
+        job="",
         processes=(8, 9),
         mounts=(),
         num_sockets=1,

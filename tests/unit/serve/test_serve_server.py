@@ -250,8 +250,8 @@ async def test_a_policy_that_does_not_fit_is_told_before_anything_starts(
             raise AssertionError("it started")
 
 
-def test_a_socket_that_somebody_listens_on_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "e"
+def test_a_socket_that_somebody_listens_on_is_told(short_folder: Path) -> None:
+    path = short_folder / "e"
     with sockets.socket(sockets.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
@@ -260,15 +260,15 @@ def test_a_socket_that_somebody_listens_on_is_told(tmp_path: Path) -> None:
         assert path.exists()
 
 
-def test_a_socket_that_a_dead_engine_left_is_taken_away(tmp_path: Path) -> None:
-    path = tmp_path / "e"
+def test_a_socket_that_a_dead_engine_left_is_taken_away(short_folder: Path) -> None:
+    path = short_folder / "e"
     with sockets.socket(sockets.AF_UNIX) as other:
         other.bind(str(path))
     with engine_folder(path) as scratch:
         assert not path.exists()
         (scratch / "left").touch()
         path.touch()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_folder.iterdir()) == []
 
 
 def test_a_path_too_long_for_sockets_is_told(tmp_path: Path) -> None:
