@@ -50,9 +50,8 @@ class Collector:
         title = f"{plan.phase} {plan.step}"
         with Watch(title, plan.num_rollouts) as watch:
             while not self._is_whole(plan):
-                if not self._free_claims(plan):
-                    watch.rest()
-                if watch.show(count_rollouts(self._paths, plan)) > self._stall_s:
+                at_work = self._free_claims(plan)
+                if watch.show(count_rollouts(self._paths, plan), resting=not at_work) > self._stall_s:
                     raise LaunchError(f"{title}: no rollout has ended for {self._stall_s:.0f} s; {self._pool.logs()}")
                 time.sleep(self._poll_s)
         records = read_step(self._paths, plan)
@@ -93,19 +92,19 @@ class Watch:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def rest(self) -> None:
-        """Nothing can go on now, all workers being in the queue of a cluster: this is no time without progress."""
-        self._changed = time.monotonic()
+    def show(self, num_done: int, *, resting: bool) -> float:
+        """Say how far it is; seconds since it last went on.
 
-    def show(self, num_done: int) -> float:
-        """Say how far it is; seconds since it last went on."""
+        `resting`: nothing can, all workers being in the queue of a cluster. This is no time without progress.
+        """
         now = time.monotonic()
-        if num_done != self._done:
+        if num_done != self._done or resting:
             self._done, self._changed = num_done, now
             self._bar.update(self._task, completed=num_done)
         if self._bar.disable and now - self._logged > LOG_EVERY_S:
             self._logged = now
-            log.info("%s: %d/%d rollouts in %.0f s", self._title, num_done, self._total, now - self._began)
+            why = "; no worker is at work" if resting else ""
+            log.info("%s: %d/%d rollouts in %.0f s%s", self._title, num_done, self._total, now - self._began, why)
         return now - self._changed
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from clawhpc.campaign import collect
 from clawhpc.campaign.collect import Collector
 from clawhpc.errors import LaunchError
 from clawhpc.paths import RunPaths
@@ -97,7 +100,9 @@ def test_a_collection_in_which_nothing_happens_ends_with_the_logs_to_read(tmp_pa
         Collector(paths, pool, stall_min=STALL_MIN).collect(plan)  # type: ignore[arg-type]
 
 
-def test_while_all_workers_are_in_the_queue_of_a_cluster_nothing_is_late(tmp_path: Path) -> None:
+def test_while_all_workers_are_in_the_queue_of_a_cluster_nothing_is_late_and_this_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class QueuedPool(FakePool):
         def check(self) -> frozenset[str]:
             self.looks += 1
@@ -106,8 +111,12 @@ def test_while_all_workers_are_in_the_queue_of_a_cluster_nothing_is_late(tmp_pat
             self.collect(self.plan.groups[0])
             return frozenset({"w1"})
 
+    monkeypatch.setattr(collect, "LOG_EVERY_S", 0.1)
     paths, plan, began = RunPaths(tmp_path), plan_of("a"), time.monotonic()
-    assert len(Collector(paths, QueuedPool(paths, plan), STALL_MIN, poll_s=0.01).collect(plan)) == 2  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO):
+        records = Collector(paths, QueuedPool(paths, plan), STALL_MIN, poll_s=0.01).collect(plan)  # type: ignore[arg-type]
+    assert len(records) == 2
+    assert re.search(r"train 0: 0/2 rollouts in \d s; no worker is at work", caplog.text)
 
 
 def test_a_collection_in_which_everything_failed_is_set_aside_and_collected_again(tmp_path: Path) -> None:
