@@ -47,9 +47,9 @@ from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import ADAPTERS
-from clawhpc.launch.job import this_job
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
+from clawhpc.launch.turn import this_job
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
 from clawhpc.ledger import Ledger
 from clawhpc.records import Limits

@@ -15,8 +15,8 @@ from clawhpc.campaign.loop import cpu_by_part, make_plan
 from clawhpc.campaign.run import find_run, open_run
 from clawhpc.config import RunConfig, entry_point, former_turn_s
 from clawhpc.job import as_campaign
-from clawhpc.launch.job import this_job
 from clawhpc.launch.pool import WorkerPool
+from clawhpc.launch.turn import this_job
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, TaskSpec

@@ -19,9 +19,9 @@ from submitit.helpers import DelayedSubmission
 
 from clawhpc.errors import LaunchError
 from clawhpc.launch.executor import CAMPAIGN_NAME, campaign_executor, submit
-from clawhpc.launch.job import alone_in_job, script_end, this_job
 from clawhpc.launch.settings import CampaignJobSettings
 from clawhpc.launch.states import JobStatus, look_up
+from clawhpc.launch.turn import alone_in_job, script_end, this_job
 from clawhpc.ledger.parent import die_with_parent
 from clawhpc.lock import alone
 

@@ -25,10 +25,11 @@ import submitit
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.executor import JOB_NAME, make_executor, submit
 from clawhpc.launch.failure import Failure, read_failure
-from clawhpc.launch.job import LEASE_FILE, Lease, WorkerJob, script_end
+from clawhpc.launch.job import LEASE_FILE, Lease, WorkerJob
 from clawhpc.launch.lease import hold_lease
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.states import TAKEN, WAITING, is_in, run
+from clawhpc.launch.turn import script_end
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.store import named_errors, write_atomic
@@ -251,8 +252,13 @@ class WorkerPool:
                 os.kill(int(job_id), signal.SIGTERM)  # which the controller passes on; `cancel` would send SIGINT
 
     def _cancel_former(self) -> None:
-        """Take out of the queue what a campaign that was killed has left there."""
-        cancel([path.name.partition("_")[0] for path in self._folder.glob("[0-9]*_submission.sh")])
+        """Take out of the queue what a campaign that was killed has left there. Once: ids come round again, and what
+        Slurm cannot be told of now ends by the lease when its turn comes.
+        """
+        scripts = [*self._folder.glob("[0-9]*_submission.sh")]
+        cancel([script.name.partition("_")[0] for script in scripts])
+        for script in scripts:
+            script.unlink()
 
 
 def cancel(job_ids: list[str], *options: str) -> None:

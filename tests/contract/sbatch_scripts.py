@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from clawhpc.config import CONF_DIR, RunConfig, register_defaults, typed
 from clawhpc.launch.executor import campaign_executor, make_executor, submit
-from clawhpc.launch.job import script_end
+from clawhpc.launch.turn import script_end
 from tests.fakes.sbatch import fake_sbatch, read_script
 
 FOLDER = Path(__file__).parent / "sbatch"

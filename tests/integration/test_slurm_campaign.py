@@ -51,7 +51,7 @@ import sys, time
 from pathlib import Path
 from clawhpc.campaign.run import open_run
 from clawhpc.config import former_turn_s, one_line_errors, prepare_process
-from clawhpc.launch.job import this_job
+from clawhpc.launch.turn import this_job
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.ledger import Ledger
 from tests.fakes.slurm_worker import StubWorker, stub_spec
@@ -152,26 +152,29 @@ def submit_script(
     return said.strip(), folder / f"{said.strip()}.log"
 
 
-def test_what_ends_a_campaign_ends_its_job_with_the_same_line_and_so_it_does_in_a_job_of_the_users_own_script(
-    slurm: SlurmCluster, terminal: Callable[..., Terminal], tmp_path: Path
+def without_policy(folder: Path) -> tuple[str, ...]:
+    """A small campaign that ends as soon as it begins."""
+    small = ("launch=slurm_cpu", "launch.campaign.cpus_per_task=1", "launch.campaign.mem_gb=1")
+    folders = (f"cache_dir={folder}/cache", f"run.root={folder}/runs", f"policy.folder={folder}/nowhere")
+    return (*small, "launch.slurm.watch_s=0.3", *folders)
+
+
+def test_what_ends_a_campaign_ends_its_job_with_the_same_line(
+    terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
-    asked = (
-        "launch=slurm_cpu",
-        "launch.campaign.cpus_per_task=1",
-        "launch.campaign.mem_gb=1",
-        "launch.slurm.watch_s=0.3",
-    )
-    folders = (f"cache_dir={tmp_path}/cache", f"run.root={tmp_path}/runs", f"policy.folder={tmp_path}/nowhere")
-    command = terminal(sys.executable, "-m", "clawhpc.train", *asked, *folders)
-    script_id, script_log = submit_script(slurm, tmp_path, "train", *asked, *folders)
-    code, last_line = command.end()
+    code, last_line = terminal(sys.executable, "-m", "clawhpc.train", *without_policy(tmp_path)).end()
     said = f"clawhpc: {tmp_path}/nowhere: no such policy folder"
     assert (code, last_line[: len(said)]) == (EXIT_USER, said)
     assert re.search(r": job \d+: FAILED on n\d; its log is ", last_line)
-    slurm.until(lambda: slurm.state(script_id) == "FAILED")
-    assert script_log.read_text().splitlines()[-1].startswith(said)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["jobs"], "no run"
-    assert len([*(tmp_path / "runs/jobs").iterdir()]) == 1, "the script is the job"
+
+
+@pytest.mark.slow
+def test_what_ends_a_campaign_ends_the_users_own_script_which_is_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
+    job_id, log = submit_script(slurm, tmp_path, "train", *without_policy(tmp_path))
+    slurm.until(lambda: slurm.state(job_id) == "FAILED")
+    assert log.read_text().splitlines()[-1].startswith(f"clawhpc: {tmp_path}/nowhere: no such policy folder")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_leaves_a_job_alone_the_same_command_finds_it_and_scancel_ends_it(
@@ -337,9 +340,8 @@ def test_an_element_of_a_sweep_runs_right_there(
     slurm: SlurmCluster, terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     small = ("hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1", f"hydra.sweep.dir={tmp_path}/sweep")
-    folders = (f"cache_dir={tmp_path}/cache", f"run.root={tmp_path}/runs", f"policy.folder={tmp_path}/nowhere")
     path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
-    swept = terminal("env", path, "bash", "jobs/sweep.sh", "launch=slurm_cpu", "seed=0,1", *small, *folders)
+    swept = terminal("env", path, "bash", "jobs/sweep.sh", "seed=0,1", *without_policy(tmp_path), *small)
     assert swept.process.wait(END_S) != 0
     assert swept.says(f"{tmp_path}/nowhere: no such policy folder")
     assert len([*(tmp_path / "sweep").glob("**/*_log.err")]) == 2

@@ -313,6 +313,7 @@ def test_a_campaign_that_goes_on_cancels_what_the_killed_one_has_left(
     left = {*slurm.queue()}
     with WorkerPool(settings_of(), stub_spec(ledger_root / "run"), ledger, StubWorker):
         slurm.until(lambda: not left & {*slurm.queue()})
+        assert len([*ledger_root.glob("run/workers/submitit/*_submission.sh")]) == 1, "nobody cancels those again"
 
 
 def test_without_accounts_the_queue_says_who_lives_and_one_that_ends_without_a_word_is_replaced(

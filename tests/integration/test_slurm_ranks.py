@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from clawhpc.errors import LaunchError, UserError
+from clawhpc.errors import LaunchError
 from clawhpc.launch.allocation import learner_hosts
 from clawhpc.ledger.reap import read_processes
 from clawhpc.paths import RunPaths
@@ -74,11 +74,6 @@ def test_a_batch_script_and_a_step_start_steps_on_the_other_node_that_see_its_gp
     assert (tmp_path / "out").read_text() == "n2 n3 0,1 1\n" * 2, (tmp_path / "error").read_text()
 
 
-def test_a_job_that_has_too_few_nodes_says_so(job: Job) -> None:
-    with pytest.raises(UserError, match=r"learner\.num_nodes=3: this Slurm job has 2 \(n1, n2\)"):
-        learner_hosts(3)
-
-
 def test_two_hosts_learn_what_one_process_does_and_a_rank_killed_on_the_other_is_named_with_its_host(
     job: Job, babbler: Path, tmp_path: Path
 ) -> None:
@@ -89,7 +84,7 @@ def test_two_hosts_learn_what_one_process_does_and_a_rank_killed_on_the_other_is
             job.slurm.run("scancel", "--signal=USR2", job.job_id)
             for pid in own_sruns():
                 os.kill(pid, signal.SIGUSR2)
-        if step == 2:
+        if step == 1:
             os.kill(rank_on_other_host(str(tmp_path)), signal.SIGKILL)
         return rollouts(step)
 
@@ -101,8 +96,8 @@ def test_two_hosts_learn_what_one_process_does_and_a_rank_killed_on_the_other_is
     )
     with pytest.raises(LaunchError, match=r"rank 1 of the learner on n2 was killed by SIGKILL.*rank-1\.log"):
         two.train(babbler)
-    one = Campaign(RunPaths(tmp_path / "one"), num_steps=2).train(babbler)
-    assert close(load_file(two.run.policy(2) / "model.safetensors"), one)
+    one = Campaign(RunPaths(tmp_path / "one"), num_steps=1).train(babbler)
+    assert close(load_file(two.run.policy(1) / "model.safetensors"), one)
     until(lambda: not job.steps())
 
 
@@ -130,6 +125,7 @@ def leader(job: Job, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_rank_on_another_host_does_not_outlive_a_rank_0_that_is_killed(
     job: Job, leader: subprocess.Popen[str]
 ) -> None:

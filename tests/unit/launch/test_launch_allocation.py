@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,11 @@ def test_a_host_whose_own_name_leads_others_astray_is_told_what_to_set() -> None
     check_own_name("node", "10.0.0.3", names.__getitem__, {"GLOO_SOCKET_IFNAME": "eth0"})
     with pytest.raises(UserError, match=r"own name, node, resolves to 127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         check_own_name("node", "10.0.0.3", names.__getitem__, {})
+
+
+def test_nor_does_one_without_a_name_that_resolves_lead_anybody_to_it() -> None:
+    def unknown(name: str) -> str:
+        raise socket.gaierror(name)
+
+    with pytest.raises(UserError, match=r"own name, node, resolves to 127\.0\.0\.1"):
+        check_own_name("node", "10.0.0.3", unknown, {})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.launch.campaign import newest_job
-from clawhpc.launch.job import this_job
+from clawhpc.launch.campaign import is_alive, newest_job
+from clawhpc.launch.turn import this_job
 
 
 def test_the_newest_job_is_the_one_that_was_submitted_last_also_when_ids_have_begun_anew(tmp_path: Path) -> None:
@@ -19,6 +19,19 @@ def test_the_newest_job_is_the_one_that_was_submitted_last_also_when_ids_have_be
         os.utime(script, (1000 - age, 1000 - age))
     (tmp_path / "submission_file_ab.sh").touch()  # one that was cut off
     assert newest_job(tmp_path) == "12"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "alive"),
+    [("clawhpc-campaign", "PENDING", True), ("clawhpc-campaign", "FAILED", False), ("another", "RUNNING", False)],
+)
+def test_a_campaign_that_is_there_is_no_job_that_has_its_number_by_now(
+    name: str, state: str, alive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho JobId=7 JobName={name} JobState={state} ExitCode=0:0\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert is_alive("7") is alive
 
 
 @pytest.mark.parametrize(

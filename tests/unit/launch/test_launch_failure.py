@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from clawhpc.errors import EngineError, HostError, LaunchError, UserError
 from clawhpc.launch.failure import FAILURE_FILE, Fault, fault_of, note_failure, read_failure
 from clawhpc.launch.job import WorkerJob
-from clawhpc.launch.pool import MAX_BAD_HOSTS, WorkerPool
+from clawhpc.launch.pool import HOUR_S, MAX_BAD_HOSTS, WorkerPool
 from clawhpc.launch.settings import LaunchSettings, SlurmSettings
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.settings import SandboxSettings
@@ -158,6 +159,15 @@ def test_bad_hosts_are_bounded_and_forgiven_where_slurm_has_no_others(
     for _ in range(MAX_BAD_HOSTS + 1):
         pool._replace()
     assert excluded(pool) == "n0"
+
+
+def test_deaths_of_more_than_an_hour_ago_do_not_count(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool._deaths = [time.monotonic() - HOUR_S - 1] * 2
+    die(pool, tmp_path, OSError("of any kind"), "n7", monkeypatch)
+    with pytest.raises(LaunchError, match="2 workers have died"):
+        die(pool, tmp_path, OSError("of any kind"), "n7", monkeypatch)
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
