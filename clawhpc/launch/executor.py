@@ -38,8 +38,10 @@ def make_executor(settings: LaunchSettings, folder: Path, last_lines: Sequence[s
         executor = submitit.AutoExecutor(folder, cluster="local")
     else:
         executor = _slurm_executor(settings.slurm, folder)
-        executor.update_parameters(slurm_array_parallelism=settings.slurm.array_parallelism or NO_THROTTLE)
-        executor.update_parameters(slurm_teardown=list(last_lines) or None)
+        executor.update_parameters(
+            slurm_array_parallelism=settings.slurm.array_parallelism or NO_THROTTLE,
+            slurm_teardown=list(last_lines) or None,
+        )
         submitit.SlurmJob.watcher = SlurmStates(settings.slurm.watch_s)
     executor.update_parameters(timeout_min=settings.timeout_min, name=JOB_NAME)
     return executor
