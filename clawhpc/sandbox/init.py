@@ -37,6 +37,7 @@ COUNTS_PER_CONTAINER = (5, 14)
 
 def main() -> None:
     """Run the command that standard input describes, and report how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # for a first process that is to be deaf; Python's own would raise
     sys.path.append(os.path.dirname(__file__))  # where watch.py is, as clawhpc/sandbox/watch.py
     report = int(sys.argv[1])
     os.pwrite(report, STARTED, 0)

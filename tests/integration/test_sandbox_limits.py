@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from clawhpc.errors import UserError, VerifierError
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.registry import make_harness
-from clawhpc.ledger import Ledger
+from clawhpc.ledger import Ledger, remove_tree
 from clawhpc.proxy.respond import ScriptedResponder
 from clawhpc.records import Conversation, ExecResult, Limits, Outcome, Reply
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
@@ -37,8 +38,16 @@ MB = 1 / 1024
 OpenLimited = Callable[..., Awaitable[Sandbox]]
 
 
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Ledger]:
+    root = Path(tempfile.mkdtemp(prefix="claw-", dir="/tmp"))
+    with Ledger.open(root) as ledger:
+        yield ledger
+    remove_tree(root)
+
+
 @pytest.fixture
-def limited(ledger: Ledger, cache_dir: Path) -> OpenLimited:
+def limited(arena: Ledger, cache_dir: Path) -> OpenLimited:
     """`limited(kind, memory_gb=..., ...)`: a sandbox with these limits."""
 
     async def open_limited(kind: str, image: Path | None = None, **limits: float) -> Sandbox:
@@ -47,7 +56,7 @@ def limited(ledger: Ledger, cache_dir: Path) -> OpenLimited:
             image=None if image is None else str(image),
             limits=SandboxLimits(**limits),  # type: ignore[arg-type]
         )
-        return await working_sandbox(settings, ledger, cache_dir)
+        return await working_sandbox(settings, arena, cache_dir)
 
     return open_limited
 
@@ -255,7 +264,7 @@ async def test_a_workspace_that_makes_the_verifier_explode_gives_no_reward(
 @pytest.mark.harness
 @EITHER
 async def test_a_real_harness_whose_command_takes_too_much_has_its_limit_and_is_verified_as_it_stands(
-    kind: str, limited: OpenLimited, cache_dir: Path, ledger: Ledger, tmp_path: Path, needle: str
+    kind: str, limited: OpenLimited, cache_dir: Path, arena: Ledger, tmp_path: Path, needle: str
 ) -> None:
     """Claude Code leaves what the model started to itself, in a session of its own; it is ended all the same."""
 
@@ -275,7 +284,7 @@ async def test_a_real_harness_whose_command_takes_too_much_has_its_limit_and_is_
         sandbox=await limited(kind, disk_gb=30 * MB),
         harness=harness,
         responder=ScriptedResponder(script=fill),
-        scratch=ledger.scratch,
+        scratch=arena.scratch,
         limits=Limits(deadline_s=90.0, reserve_s=30.0),
         model="policy",
         context_window=32_000,
