@@ -168,7 +168,8 @@ class Container:
     def _ending(self, command: SandboxCommand, returncode: int | None, report: Path, errors: str) -> Ending:
         """Read the report, which counts only when init itself ended well; else tell why there is none.
 
-        The command has no part in that: it cannot kill the first process of its container.
+        The command has no part in that: no signal of it reaches the first process of its container. It may set limits
+        of that process, though (prlimit(2)), and so bring it to its end.
         """
         assert returncode is not None, "the container program has been waited for"
         with report.open("rb") as file:
