@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from clawhpc.checkup.finding import Check, Finding, State, of_other_hosts, run_c
 from clawhpc.checkup.machine import Machine, ThisMachine
 from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import UserError
+from clawhpc.launch.settings import JobSettings
 from clawhpc.ledger import Ledger, clear_remains, default_root, find_remains
 from clawhpc.sandbox.apptainer import find_apptainer
 
@@ -191,17 +193,22 @@ class Desk:
 
     def _slurm(self) -> list[Check]:
         launch = self.config.launch
-        needs = slurm.SlurmNeeds(
-            needed=self._on_slurm,
-            partition=launch.slurm.partition,
-            timeout_min=launch.timeout_min,
-            num_workers=launch.num_workers,
-            num_gpus=self._gpus_per_node(),
-            num_cores=launch.slurm.cpus_per_task or 1,
-            memory_gib=launch.slurm.mem_gb or 0.0,
-        )
-        look = partial(slurm.check_slurm, self.machine, needs)
+        workers = self._slurm_needs(launch.slurm, launch.timeout_min, num_workers=launch.num_workers)
+        names = {"settings": "launch.campaign", "timeout": "launch.campaign.timeout_min"}
+        campaign = self._slurm_needs(launch.campaign, launch.campaign.timeout_min, **names)
+        look = partial(slurm.check_slurm, self.machine, workers, campaign if self._on_slurm else None)
         return [Check(part="Slurm", what="Slurm", look=look, needed=self._on_slurm, deadline_s=LONG_S)]
+
+    def _slurm_needs(self, asked: JobSettings, timeout_min: int, **rest: Any) -> slurm.SlurmNeeds:
+        return slurm.SlurmNeeds(
+            needed=self._on_slurm,
+            partition=asked.partition,
+            timeout_min=timeout_min,
+            num_gpus=asked.gpus_per_node or slurm.count_gpus(asked.gres or ""),
+            num_cores=asked.cpus_per_task or 1,
+            memory_gib=asked.mem_gb or 0.0,
+            **rest,
+        )
 
     def _gpus_per_node(self) -> int:
         asked = self.config.launch.slurm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ MINUTES_PER_DAY = 24 * 60
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmNeeds:
-    """What a campaign asks of Slurm."""
+    """What the workers of a campaign ask of Slurm, or its own job does."""
 
     needed: bool
     """Whether its workers are Slurm jobs."""
@@ -31,6 +31,9 @@ class SlurmNeeds:
     """Of one node, as are those below."""
     num_cores: int = 1
     memory_gib: float = 0.0
+    settings: str = "launch.slurm"
+    """Which are to be changed where that is too much."""
+    timeout: str = "launch.timeout_min"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,8 @@ class Partition:
     """For a person."""
 
 
-def check_slurm(machine: Machine, needs: SlurmNeeds) -> list[Finding]:
-    """A row for each part of Slurm that campaigns rely on."""
+def check_slurm(machine: Machine, needs: SlurmNeeds, campaign: SlurmNeeds | None = None) -> list[Finding]:
+    """A row for each part of Slurm that campaigns rely on. `needs` are those of workers, `campaign` of its own job."""
     row = partial(_row, needs)
     absent = [tool for tool in TOOLS if machine.find(tool) is None]
     if absent:
@@ -68,7 +71,7 @@ def check_slurm(machine: Machine, needs: SlurmNeeds) -> list[Finding]:
         check_requeue(settings),
         check_arrays(settings, needs),
         check_tracking(settings),
-        *check_partitions(read_partitions(machine.ask("sinfo", "-h", "-o", NODES_FORMAT).output), needs),
+        *check_partitions(read_partitions(machine.ask("sinfo", "-h", "-o", NODES_FORMAT).output), needs, campaign),
     ]
 
 
@@ -161,23 +164,32 @@ def minutes(limit: str) -> float:
     return int(days or 0) * MINUTES_PER_DAY + 60 * sum(hours) + minute
 
 
-def check_partitions(partitions: Iterable[Partition], needs: SlurmNeeds) -> list[Finding]:
-    """A row for the one that jobs go to, and one for all others."""
+def check_partitions(
+    partitions: Iterable[Partition], needs: SlurmNeeds, campaign: SlurmNeeds | None = None
+) -> list[Finding]:
+    """A row for the one that workers go to, one for that of the campaign's own job, and one for all others."""
     known = list(partitions)
-    chosen = [one for one in known if (one.name == needs.partition if needs.partition else one.is_default)]
+    chosen = _chosen(known, needs)
+    rows = [_judge_partition("partition", known, needs)]
+    if campaign is not None:
+        chosen += _chosen(known, campaign)
+        rows.append(_judge_partition("campaign's partition", known, campaign))
     others = [f"{one.name}: {one.text}" for one in known if one not in chosen]
-    rows = [_judge_partition(chosen, [one.name for one in known], needs)]
     if others:
         rows.append(Finding(what="other partitions", state=State.WORKS, found="\n".join(others)))
     return rows
 
 
-def _judge_partition(chosen: list[Partition], names: list[str], needs: SlurmNeeds) -> Finding:
-    row = partial(_row, needs)
-    choose = "launch.slurm.partition=NAME, NAME one of: " + ", ".join(dict.fromkeys(names))
+def _chosen(known: Iterable[Partition], needs: SlurmNeeds) -> list[Partition]:
+    return [one for one in known if (one.name == needs.partition if needs.partition else one.is_default)]
+
+
+def _judge_partition(prefix: str, known: Sequence[Partition], needs: SlurmNeeds) -> Finding:
+    row, chosen = partial(_row, needs), _chosen(known, needs)
+    choose = f"{needs.settings}.partition=NAME, NAME one of: " + ", ".join(dict.fromkeys(one.name for one in known))
     if not chosen:
-        return row("partition", False, f"no {needs.partition}" if needs.partition else NO_PARTITION, choose)
-    what, found = f"partition {chosen[0].name}", "\n".join(one.text for one in chosen)
+        return row(prefix, False, f"no {needs.partition}" if needs.partition else NO_PARTITION, choose)
+    what, found = f"{prefix} {chosen[0].name}", "\n".join(one.text for one in chosen)
     best = min(chosen, key=lambda one: (not one.is_up, len(_too_much(one, needs))))
     if not best.is_up:
         return row(what, False, found, choose)
@@ -188,10 +200,10 @@ def _judge_partition(chosen: list[Partition], names: list[str], needs: SlurmNeed
 def _too_much(nodes: Partition, needs: SlurmNeeds) -> dict[str, str]:
     """What is asked for and these nodes do not have, and what to ask for instead."""
     wanted = (
-        ("minutes", needs.timeout_min, nodes.limit_min, "launch.timeout_min"),
-        ("GPUs", needs.num_gpus, nodes.num_gpus, "launch.slurm.gpus_per_node"),
-        ("cores", needs.num_cores, nodes.num_cores, "launch.slurm.cpus_per_task"),
-        ("GiB", needs.memory_gib, nodes.memory_gib, "launch.slurm.mem_gb"),
+        ("minutes", needs.timeout_min, nodes.limit_min, needs.timeout),
+        ("GPUs", needs.num_gpus, nodes.num_gpus, f"{needs.settings}.gpus_per_node"),
+        ("cores", needs.num_cores, nodes.num_cores, f"{needs.settings}.cpus_per_task"),
+        ("GiB", needs.memory_gib, nodes.memory_gib, f"{needs.settings}.mem_gb"),
     )
     excess = [one for one in wanted if one[1] > one[2]]
     return {f"{asked:g} {unit} are asked for": f"{key}={int(have)}" for unit, asked, have, key in excess}

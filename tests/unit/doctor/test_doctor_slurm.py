@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,25 @@ def test_a_partition_that_cannot_run_the_workers_is_missing(needs: SlurmNeeds, w
     assert row.state is State.MISSING
     assert remedy in row.remedy
     assert rows_of(machine(), replace(needs, needed=False))[what].state is State.NOT_NEEDED
+
+
+@pytest.mark.parametrize(
+    ("asked", "what", "remedy"),
+    [
+        ({"partition": "short", "timeout_min": 60}, "campaign's partition short", "launch.campaign.timeout_min=30"),
+        ({"num_cores": 65}, "campaign's partition main", "launch.campaign.cpus_per_task=8"),
+        ({"partition": "gpu"}, "campaign's partition", "launch.campaign.partition=NAME, NAME one of: main, short"),
+        ({"partition": "short", "timeout_min": 5}, "campaign's partition short", None),
+    ],
+)
+def test_the_job_of_the_campaign_asks_for_its_own(asked: dict[str, Any], what: str, remedy: str | None) -> None:
+    campaign = replace(NEEDS, settings="launch.campaign", timeout="launch.campaign.timeout_min", **asked)
+    rows = {row.what: row for row in check_slurm(machine(), NEEDS, campaign)}
+    assert rows["partition main"].state is State.WORKS
+    assert rows[what].state is (State.MISSING if remedy else State.WORKS)
+    assert (remedy or "") in rows[what].remedy
+    if "short" in what:
+        assert "short" not in rows["other partitions"].found
 
 
 @pytest.mark.parametrize("needs", [replace(NEEDS, num_cores=64, memory_gib=500), replace(NEEDS, num_gpus=4)])
