@@ -24,6 +24,7 @@ from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, StepPlan
 from clawhpc.store import claim_owner, publish_plan, read_step
+from clawhpc.worker.settings import READY_FILE
 from tests.fakes.records import make_group
 from tests.fakes.slurm_worker import SlowStub, StubWorker, stub_spec
 from tests.sandbox_parts import running
@@ -309,6 +310,7 @@ def test_a_campaign_that_goes_on_cancels_what_the_killed_one_has_left(
 ) -> None:
     with campaign(ledger_root, array_parallelism=1, lease_s=600.0) as process:
         slurm.until(lambda: Counter(slurm.queue().values()) == {"RUNNING": 1, "PENDING": 3})
+        until(lambda: any(ledger_root.glob(f"run/workers/*/{READY_FILE}")))  # it looks at the lease again in a minute
         os.kill(process.pid, signal.SIGKILL)
     left = {*slurm.queue()}
     with WorkerPool(settings_of(), stub_spec(ledger_root / "run"), ledger, StubWorker):
