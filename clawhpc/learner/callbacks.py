@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -267,8 +267,11 @@ def wandb_run(paths: RunPaths, mode: WandbMode, ledger: Ledger) -> Iterator[Wand
         yield WandbLogger(experiment=run)
         exit_code = 0
     finally:  # `with run` would print a traceback of what is ours to tell
-        run.finish(exit_code)
-        wandb.teardown()  # else its process would serve the next run too, but it ends with the ledger of this one
+        ignored = (ConnectionError,) if exit_code else ()  # whoever ends all of a job ends the process of wandb too
+        with suppress(*ignored):
+            run.finish(exit_code)
+        with suppress(*ignored):
+            wandb.teardown()  # else its process would serve the next run too, but it ends with the ledger of this one
 
 
 @contextmanager

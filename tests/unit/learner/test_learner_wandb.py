@@ -34,6 +34,15 @@ with Ledger.open(Path(sys.argv[1])) as ledger, wandb_run(RunPaths(Path(sys.argv[
     time.sleep(60)
 """
 
+CANCELLED = """import os, signal
+    from clawhpc.ledger.reap import find_marked
+    for pid in find_marked(list(ledger.environment.values())[0], set()):
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(3)
+    raise KeyboardInterrupt
+"""
+"""As scancel, which ends every process of a job."""
+
 
 def sync(folder: Path, server: WandbServer, temporary: Path) -> None:
     """`wandb sync` as on a login node, for someone who has a key."""
@@ -97,6 +106,19 @@ def test_what_goes_wrong_in_a_run_is_not_told_by_it(
     with pytest.raises(KeyboardInterrupt), wandb_run(RunPaths(tmp_path), "offline", ledger):
         raise KeyboardInterrupt
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupt_is_told_as_one_where_its_process_is_gone_too(tmp_path: Path, ledger_root: Path) -> None:
+    cancelled = SCRIPT.replace("time.sleep(60)", CANCELLED)
+    done = subprocess.run(
+        [sys.executable, "-c", cancelled, str(ledger_root), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=SYNC_S,
+    )
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt", done.stderr
+    assert "ConnectionResetError" not in done.stderr
+    assert "atexit" not in done.stderr
 
 
 def test_without_a_key_it_says_so_in_one_line(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
