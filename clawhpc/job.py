@@ -83,9 +83,11 @@ def submit_job(name: str, config: RunConfig) -> SubmittedCampaign:
 
 
 def explain_end(job: SubmittedCampaign, status: JobStatus, last_line: str) -> str:
-    """Why a job has not done its work: in its own words if it had any."""
-    why = last_line.removeprefix(FAILED) + ": " if last_line.startswith(FAILED) and status.state == "FAILED" else ""
-    return f"{why}job {job.job_id}: {status}; its log is {job.log}"
+    """Why a job has not done its work, in its own words if it had any; and if somebody ended it, that it can go on."""
+    failed = status.state == "FAILED"
+    why = last_line.removeprefix(FAILED) + ": " if last_line.startswith(FAILED) and failed else ""
+    more = "" if failed else "; the same command goes on"
+    return f"{why}job {job.job_id}: {status}; its log is {job.log}{more}"
 
 
 def main(name: str, file: str) -> None:

@@ -76,4 +76,6 @@ def test_each_configuration_and_each_command_has_a_job_of_its_own(
 def test_why_a_job_ended_is_said_in_its_own_words_where_it_had_some(
     status: JobStatus, last_line: str, said: str
 ) -> None:
-    assert explain_end(JOB, status, last_line).startswith(said)
+    line = explain_end(JOB, status, last_line)
+    assert line.startswith(said)
+    assert line.endswith("the same command goes on") == (status.state != "FAILED")
