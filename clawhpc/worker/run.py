@@ -55,6 +55,8 @@ from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
 
+TOLD_S = 1.0
+"""For a signal to reach us that has already ended something of ours."""
 MODEL_NAME = "clawhpc-policy"
 """What harnesses call the policy."""
 
@@ -80,7 +82,7 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_when_told, worker_id, tasks.cancel_scope, told_by)
-            sandbox = await open_sandbox(spec.sandbox, ledger=ledger, cache_dir=cache_dir)
+            sandbox = await open_sandbox_here(spec, ledger)
             for folder in (Path(spec.run_root), cache_dir):
                 sandbox.check_hidden(folder)
             desk = PolicyDesk(spec, paths, worker_id, ledger, tasks)
@@ -88,6 +90,17 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
             await worker.work()
             tasks.cancel_scope.cancel()
     return told_by[0] if told_by else None
+
+
+async def open_sandbox_here(spec: WorkerSpec, ledger: Ledger) -> Sandbox:
+    """See `open_sandbox`. Where we are told to end meanwhile, that comes first: whoever ends a job signals all of its
+    processes, also those that try whether a sandbox starts, and that says nothing of the host.
+    """
+    try:
+        return await open_sandbox(spec.sandbox, ledger=ledger, cache_dir=Path(spec.cache_dir))
+    except HostError:
+        await anyio.sleep(TOLD_S)
+        raise
 
 
 async def stop_when_told(worker_id: str, scope: anyio.CancelScope, told_by: list[signal.Signals]) -> None:
