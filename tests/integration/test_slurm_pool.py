@@ -146,8 +146,9 @@ def test_an_element_on_a_bad_host_gives_its_work_back_and_says_why_and_no_other_
     plan = plan_of("a", "give-up-once")
     with open_field(settings_of(num_workers=3, array_parallelism=1)) as field:
         assert complete(field.collect(plan), plan)
-        told = re.search(r"died: the engine has failed to start 3 times in a row \(job \d+_\d on (\S+)\)", caplog.text)
-        assert told
+        why = re.compile(r"died: the engine has failed to start 3 times in a row \(job \d+_\d on (\S+)\)")
+        until(lambda: field.pool.check() and why.search(caplog.text) is not None)
+        (told,) = why.finditer(caplog.text)
         slurm.until(lambda: field.pool.check() and excluded_by_those_that_wait(slurm) == [told[1]], within_s=20)
     submissions = (field.paths.workers / "submitit").glob("*_submission.sh")
     assert sorted(f"--exclude={told[1]}" in path.read_text() for path in submissions) == [False, True]
@@ -332,4 +333,6 @@ def test_without_accounts_the_queue_says_who_lives_and_one_that_ends_without_a_w
     plan = plan_of("a", "exit-7-once")
     with open_field() as field:
         assert complete(field.collect(plan), plan)
-    assert re.search(r"without a word \(job \d+_\d, (FAILED|GONE) on", caplog.text)
+        until(
+            lambda: field.pool.check() and re.search(r"a word \(job \d+_\d, (FAILED|GONE) on", caplog.text) is not None
+        )
