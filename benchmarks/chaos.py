@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -125,7 +126,7 @@ def page(results: Sequence[Result]) -> str:
     lines = [
         "# Campaigns in which something dies every few seconds",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. Made by `python -m benchmarks.chaos --write`, whose docstring says what is real in it. "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. Made by `python -m benchmarks.chaos {' '.join(sys.argv[1:])}`, whose docstring says what is real in it. "
         f"Load of the machine at the end, other work included: {os.getloadavg()[1]:.0f}.",
         "",
         f"{len(struck)} campaigns, {sum(one.tally.groups for one in struck)} groups, "

@@ -153,3 +153,12 @@ def image(cache_dir: Path) -> Path:
         built = build_image(RECIPE, apptainer=apptainer, cache_dir=cache_dir, ledger=ledger, base=base)
     remove_tree(root)
     return built
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Ledger]:
+    """One for all tests of a file."""
+    root = Path(tempfile.mkdtemp(prefix="claw-", dir="/tmp"))
+    with Ledger.open(root) as ledger:
+        yield ledger
+    remove_tree(root)

@@ -131,10 +131,14 @@ def step_daemon(needle: str) -> int:
     return next(pid for pid in up_to_us(harness(needle)) if name(pid) == "slurmstepd")
 
 
+def variable_of_worker(needle: str, name: str) -> str:
+    environment = Path(f"/proc/{worker(needle)}/environ").read_bytes().split(b"\0")
+    return next(line for line in environment if line.startswith(f"{name}=".encode())).partition(b"=")[2].decode()
+
+
 def script_daemon(needle: str) -> int:
     """The slurmstepd of the script of the worker's job."""
-    environment = Path(f"/proc/{worker(needle)}/environ").read_bytes().split(b"\0")
-    job_id = next(line.partition(b"=")[2].decode() for line in environment if line.startswith(b"SLURM_JOB_ID="))
+    job_id = variable_of_worker(needle, "SLURM_JOB_ID")
     cluster = os.environ[OWNER_VARIABLE]
     processes = read_processes()
     return next(pid for pid in running(f"slurmstepd: [{job_id}.batch]") if processes[pid].carries(cluster))
@@ -142,8 +146,7 @@ def script_daemon(needle: str) -> int:
 
 def node_daemon(needle: str) -> int:
     """The slurmd of the worker's node."""
-    environment = Path(f"/proc/{worker(needle)}/environ").read_bytes().split(b"\0")
-    node = next(line.partition(b"=")[2].decode() for line in environment if line.startswith(b"SLURMD_NODENAME="))
+    node = variable_of_worker(needle, "SLURMD_NODENAME")
     cluster = os.environ[OWNER_VARIABLE]
     processes = read_processes()
     return next(pid for pid in running(f"slurmd -D -N {node}") if processes[pid].carries(cluster))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from clawhpc.errors import UserError, VerifierError
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.registry import make_harness
-from clawhpc.ledger import Ledger, remove_tree
+from clawhpc.ledger import Ledger
 from clawhpc.proxy.respond import ScriptedResponder
 from clawhpc.records import Conversation, ExecResult, Limits, Outcome, Reply
 from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
@@ -36,14 +35,6 @@ MB = 1 / 1024
 """In gigabytes."""
 
 OpenLimited = Callable[..., Awaitable[Sandbox]]
-
-
-@pytest.fixture(scope="module")
-def arena() -> Iterator[Ledger]:
-    root = Path(tempfile.mkdtemp(prefix="claw-", dir="/tmp"))
-    with Ledger.open(root) as ledger:
-        yield ledger
-    remove_tree(root)
 
 
 @pytest.fixture

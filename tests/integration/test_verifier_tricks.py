@@ -197,14 +197,6 @@ def each(tricks: Iterable[str]) -> list[object]:
     return [pytest.param(trick, marks=() if trick in ALWAYS else pytest.mark.slow) for trick in tricks]
 
 
-@pytest.fixture(scope="module")
-def arena() -> Iterator[Ledger]:
-    root = Path(tempfile.mkdtemp(prefix="claw-", dir="/tmp"))
-    with Ledger.open(root) as ledger:
-        yield ledger
-    remove_tree(root)
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def shared_sandbox(request: pytest.FixtureRequest, arena: Ledger, cache_dir: Path) -> Sandbox:
     return anyio.run(partial(working_sandbox, SandboxSettings(kind=request.param), arena, cache_dir))
