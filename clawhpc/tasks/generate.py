@@ -69,23 +69,32 @@ def generate_tasks(settings: GenerateSettings, folder: Path) -> GeneratedTasks:
     """
     tasks = GeneratedTasks(folder)
     stamp = msgspec.json.encode({"format": FORMAT, "settings": settings})
-    if tasks.settings.is_file() and tasks.settings.read_bytes() == stamp:
+    if _made_by(stamp, tasks):
         return tasks
+    try:
+        with alone(folder.with_name(f".{folder.name}.lock"), folder, wait_s=WRITE_S):
+            if not _made_by(stamp, tasks):  # else another process has just made the same
+                _write_new(settings, stamp, tasks)
+    except OSError as error:
+        raise UserError(f"cannot write tasks to {folder}: {error.strerror}") from error
+    return tasks
+
+
+def _made_by(stamp: bytes, tasks: GeneratedTasks) -> bool:
+    return tasks.settings.is_file() and tasks.settings.read_bytes() == stamp
+
+
+def _write_new(settings: GenerateSettings, stamp: bytes, tasks: GeneratedTasks) -> None:
+    folder = tasks.root
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
             f"{folder} holds something other than the tasks of these settings: remove it, or name another folder"
         )
     partial = GeneratedTasks(folder.with_name(f".{folder.name}.partial"))
-    try:
-        with alone(folder.with_name(f".{folder.name}.lock"), folder, wait_s=WRITE_S):
-            if not tasks.settings.is_file():  # else another process has just made the same
-                shutil.rmtree(partial.root, ignore_errors=True)
-                _write_splits(settings, partial)
-                partial.settings.write_bytes(stamp)
-                partial.root.rename(folder)
-    except OSError as error:
-        raise UserError(f"cannot write tasks to {folder}: {error.strerror}") from error
-    return tasks
+    shutil.rmtree(partial.root, ignore_errors=True)
+    _write_splits(settings, partial)
+    partial.settings.write_bytes(stamp)
+    partial.root.rename(folder)
 
 
 def _write_splits(settings: GenerateSettings, tasks: GeneratedTasks) -> None:
