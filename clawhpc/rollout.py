@@ -150,7 +150,8 @@ async def run_rollout(plan: RolloutPlan, parts: RolloutParts) -> RolloutRecord:
 async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trace, deadline: float) -> None:
     """Boot, run, settle and verify; what comes of it is in `trace`. Raises what the part that failed raised."""
     run_deadline = deadline - parts.limits.reserve_s
-    parts.sandbox.check_hidden(Path(plan.task.reward_dir))
+    if plan.task.verifier.script is not None:
+        parts.sandbox.check_hidden(Path(plan.task.verifier.script.folder))
     with trace.phase("boot", SandboxError, run_deadline):
         await to_thread.run_sync(lay_out, plan.task, folder, abandon_on_cancel=True)
     async with open_session(

@@ -65,6 +65,55 @@ class McpServer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptCheck:
+    """A script that scores the workspace. Its folder is never visible to the harness (law 7)."""
+
+    folder: str
+    """On the host: the script and its helpers."""
+    script: str = "reward.sh"
+    """Below `folder`; run with bash."""
+    mount: str = f"{WORKSPACE_MOUNT}/reward"
+    """Where the verifier's sandbox shows `folder`, read-only; below the workspace, it hides what is there."""
+    reward_folder: str | None = None
+    """Where in that sandbox it writes reward.txt or reward.json; None: it prints the reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """One thing that a judge is asked."""
+
+    name: str
+    """In the verdict's breakdown."""
+    text: str
+    weight: float = 1.0
+    """Beside those of the other criteria; more than 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rubric:
+    """What a judge scores the workspace by."""
+
+    criteria: tuple[Criterion, ...]
+    """At least one; their names differ."""
+    expected: str = ""
+    """What a good rollout does, in the task's words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verifier:
+    """How a workspace is scored: by a script, by a judge, or by both (tasks -> verify)."""
+
+    script: ScriptCheck | None = None
+    rubric: Rubric | None = None
+    rubric_weight: float = 0.5
+    """The judge's share of the reward, where there is a script too."""
+
+    def __post_init__(self) -> None:
+        if self.script is None and self.rubric is None:
+            raise ValueError("a verifier has a script, a rubric, or both")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskSpec:
     """Instruction, initial workspace and verifier (tasks -> rollout)."""
 
@@ -74,8 +123,7 @@ class TaskSpec:
     """Folder on the host whose content is copied into the workspace; None for an empty one."""
     input_subdir: str = "."
     """Where below the workspace it is copied to."""
-    reward_dir: str
-    """Folder on the host with `reward.sh` and its helpers. Never visible to the harness (law 7)."""
+    verifier: Verifier
     workspace_mount: str = WORKSPACE_MOUNT
     """Where both sandboxes present the workspace."""
     mcp_servers: tuple[McpServer, ...] = ()

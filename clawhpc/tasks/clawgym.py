@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from clawhpc.errors import UserError
-from clawhpc.records import WORKSPACE_MOUNT, McpServer, TaskSpec
+from clawhpc.records import WORKSPACE_MOUNT, McpServer, ScriptCheck, TaskSpec, Verifier
 
 MCP_FOLDER = "mcp"
 REWARD_FOLDER = "reward"
@@ -81,6 +81,7 @@ def load_tasks(folder: Path) -> LoadedTasks:
     if not folder.is_dir():
         raise UserError(f"tasks: {folder} is not a folder")
     tasks: dict[str, TaskSpec] = {}
+    folders: dict[str, str] = {}
     faults = []
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if not entry.is_dir() or entry.name.startswith("."):
@@ -88,9 +89,10 @@ def load_tasks(folder: Path) -> LoadedTasks:
         try:
             task = _load_task(Path(entry.path))
             if task.task_id in tasks:
-                first = Path(tasks[task.task_id].reward_dir).parent.name
-                raise _Fault(f"{entry.path}/data_entry.json: task_id {task.task_id!r} is that of {first} already")
-            tasks[task.task_id] = task
+                raise _Fault(
+                    f"{entry.path}/data_entry.json: task_id {task.task_id!r} is that of {folders[task.task_id]} already"
+                )
+            tasks[task.task_id], folders[task.task_id] = task, entry.name
         except _Fault as fault:
             faults.append(_one_line(str(fault)))
     if not tasks:
@@ -114,7 +116,7 @@ def _load_task(root: Path) -> TaskSpec:
         instruction=entry.user_query,
         input_dir=str(inputs.resolve()) if inputs.is_dir() else None,
         input_subdir=_input_subdir(path, entry.input_mount_dir, inputs),
-        reward_dir=str((root / REWARD_FOLDER).resolve()),
+        verifier=Verifier(script=ScriptCheck(folder=str((root / REWARD_FOLDER).resolve()))),
         mcp_servers=_mcp_servers(path, entry.mcp_servers),
         mcp_dir=str(programs.resolve()) if programs.is_dir() else None,
         metadata=entry.metadata,

@@ -25,9 +25,8 @@ from pathlib import Path
 from anyio import to_thread
 
 from clawhpc.errors import VerifierError, boundary
-from clawhpc.records import ExecResult, TaskSpec, Verdict
+from clawhpc.records import ExecResult, ScriptCheck, TaskSpec, Verdict
 from clawhpc.sandbox.base import Mount, Sandbox, SandboxCommand
-from clawhpc.tasks.clawgym import REWARD_FOLDER
 from clawhpc.verify.workspace import make_safe
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -57,27 +56,33 @@ async def verify_workspace(
 
 
 def reward_command(task: TaskSpec, workspace: Path, sandbox_id: str) -> SandboxCommand:
-    """reward.sh over `workspace`, both at the paths that scripts know them by; no HOME that was used, no proxy.
+    """The script over `workspace`, both at the paths that scripts know them by; no HOME that was used, no proxy.
 
     The published format runs the script with bash, by its absolute path.
     """
-    mount = task.workspace_mount
+    check, mount = script_check(task), task.workspace_mount
     return SandboxCommand(
         sandbox_id=sandbox_id,
-        argv=("bash", f"{mount}/{REWARD_FOLDER}/reward.sh"),
-        env={"LC_ALL": "C.UTF-8", "PYTEST_ADDOPTS": pytest_options(task), **GIT_ENVIRONMENT},
-        cwd=f"{mount}/{REWARD_FOLDER}",
+        argv=("bash", f"{check.mount}/{check.script}"),
+        env={"LC_ALL": "C.UTF-8", "PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT},
+        cwd=check.mount,
         mounts=(
             Mount(source=workspace, target=mount, writable=True),
-            Mount(source=Path(task.reward_dir), target=f"{mount}/{REWARD_FOLDER}"),
+            Mount(source=Path(check.folder), target=check.mount),
         ),
     )
 
 
-def pytest_options(task: TaskSpec) -> str:
+def script_check(task: TaskSpec) -> ScriptCheck:
+    """The task's script."""
+    assert task.verifier.script is not None, f"{task.task_id} is scored by a script"
+    return task.verifier.script
+
+
+def pytest_options(check: ScriptCheck) -> str:
     """For a pytest in the task's folder: it would go up from there, to settings and a conftest.py of the workspace."""
-    folder = f"{task.workspace_mount}/{REWARD_FOLDER}"
-    settings = f"{folder}/{PYTEST_SETTINGS}" if Path(task.reward_dir, PYTEST_SETTINGS).exists() else os.devnull
+    folder = check.mount
+    settings = f"{folder}/{PYTEST_SETTINGS}" if Path(check.folder, PYTEST_SETTINGS).exists() else os.devnull
     return shlex.join(("-c", settings, f"--rootdir={folder}", f"--confcutdir={folder}"))
 
 

@@ -33,6 +33,7 @@ from tests.conformance.profiles import MCP_SERVER, Profile
 from tests.conformance.scenarios import LOG, MAX_OUTPUT_TOKENS, SUMMARY, Scenario
 from tests.fakes import mcp_server
 from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.fakes.records import script_verifier
 
 INSTRUCTION = """\
 - Note in "the log" what is to be  noted, 'größer' things too.
@@ -154,7 +155,7 @@ class Bench:
             task_id=scenario.name,
             instruction=INSTRUCTION,
             input_dir=None,
-            reward_dir=str(reward_dir),
+            verifier=script_verifier(reward_dir),
             mcp_servers=(adder,) if scenario.mcp else (),
             mcp_dir=str(mcp_dir) if scenario.mcp else None,
         )

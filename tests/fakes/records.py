@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from clawhpc.records import (
     CallRecord,
     GroupKey,
@@ -9,15 +11,28 @@ from clawhpc.records import (
     Outcome,
     Phase,
     RolloutRecord,
+    ScriptCheck,
     TaskSpec,
     Timings,
     Verdict,
+    Verifier,
     rollout_id,
 )
 
 
+def script_verifier(folder: Path | str) -> Verifier:
+    """A reward.sh in `folder`."""
+    return Verifier(script=ScriptCheck(folder=str(folder)))
+
+
+def reward_folder(task: TaskSpec) -> str:
+    """Where its script lies on the host."""
+    assert task.verifier.script is not None
+    return task.verifier.script.folder
+
+
 def make_task(task_id: str = "task") -> TaskSpec:
-    return TaskSpec(task_id=task_id, instruction="do it", input_dir=None, reward_dir="/tasks/reward")
+    return TaskSpec(task_id=task_id, instruction="do it", input_dir=None, verifier=script_verifier("/tasks/reward"))
 
 
 def make_group(

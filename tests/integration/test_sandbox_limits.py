@@ -22,7 +22,7 @@ from clawhpc.sandbox.settings import SandboxLimits, SandboxSettings
 from clawhpc.tasks.families import ShellStep
 from clawhpc.tasks.oracle import shell_call
 from clawhpc.verify.script import verify_workspace
-from tests.fakes.records import make_group, make_task
+from tests.fakes.records import make_group, make_task, script_verifier
 from tests.sandbox_parts import WORKSPACE, missing, python, run, running, shell, working_sandbox
 
 pytestmark = pytest.mark.anyio
@@ -246,7 +246,7 @@ async def test_a_workspace_that_makes_the_verifier_explode_gives_no_reward(
         folder.mkdir()
     (workspace / "solve.py").write_text("taken = b'x' * (200 << 20)\nimport time; time.sleep(60)\n")
     (reward_dir / "reward.sh").write_text(f"python3 {WORKSPACE}/solve.py; echo 1\n")
-    task = replace(make_task(), reward_dir=str(reward_dir))
+    task = replace(make_task(), verifier=script_verifier(reward_dir))
     sandbox = await limited(kind, memory_gb=128 * MB)
     with pytest.raises(VerifierError, match=r"took more of the host than a sandbox may: memory: "):
         await verify_workspace(task, workspace, sandbox, sandbox_id="test", timeout_s=30)
@@ -265,7 +265,7 @@ async def test_a_real_harness_whose_command_takes_too_much_has_its_limit_and_is_
         return Reply(tool_calls=(call,), finish_reason="tool_calls")
 
     (tmp_path / "reward.sh").write_text("head -c 5M /dev/zero > ../y; [ $(stat -c %s ../x) -gt 30000000 ] && echo 1\n")
-    task = replace(make_task(), reward_dir=str(tmp_path))
+    task = replace(make_task(), verifier=script_verifier(tmp_path))
     harness = make_harness("claude_code", ClaudeCodeSettings(), cache_dir / "harness")
     try:
         harness.check_install()

@@ -10,6 +10,7 @@ from clawhpc.errors import VerifierError
 from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.verify.script import verify_workspace
+from tests.fakes.records import script_verifier
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ def lay_reward(tmp_path: Path, script: str) -> TaskSpec:
     (reward / "reward.sh").write_text(script)
     (reward / "check.py").write_text(CHECK)
     (reward / "expected").write_text("42\n")
-    return TaskSpec(task_id="t", instruction="Do it.", input_dir=None, reward_dir=str(reward))
+    return TaskSpec(task_id="t", instruction="Do it.", input_dir=None, verifier=script_verifier(reward))
 
 
 async def verify(task: TaskSpec, workspace: Path, sandbox: Sandbox, timeout_s: float = 30.0) -> float:

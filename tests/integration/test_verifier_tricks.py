@@ -21,6 +21,7 @@ from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
 from clawhpc.sandbox.base import Mount, Sandbox
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.verify.script import verify_workspace
+from tests.fakes.records import reward_folder, script_verifier
 from tests.sandbox_parts import shell, working_sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
@@ -222,7 +223,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def lay_reward(folder: Path, script: str, **more: str) -> TaskSpec:
     files = {"reward.sh": script, "check.py": CHECK, "helper.py": HELPER, "expected": "42\n"}
     write(folder, files | more)
-    return TaskSpec(task_id="t", instruction="Do it.", input_dir=None, reward_dir=str(folder))
+    return TaskSpec(task_id="t", instruction="Do it.", input_dir=None, verifier=script_verifier(folder))
 
 
 def lay_pytest(folder: Path) -> TaskSpec:
@@ -240,7 +241,7 @@ async def play(trick: str, place: Path, task: TaskSpec, sandbox: Sandbox) -> flo
         Mount(source=place / "workspace", target=WORKSPACE_MOUNT, writable=True),
         Mount(source=place / "evil", target="/evil"),
     )
-    paths = {"REWARD": REWARD, "REWARD_ON_HOST": task.reward_dir}
+    paths = {"REWARD": REWARD, "REWARD_ON_HOST": reward_folder(task)}
     harness = shell(trick, env=paths, cwd=WORKSPACE_MOUNT, mounts=mounts, home=place / "home")
     await sandbox.run(harness, timeout_s=30)
     verdict = await verify_workspace(task, place / "workspace", sandbox, sandbox_id="verify", timeout_s=30)

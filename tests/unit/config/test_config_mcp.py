@@ -7,8 +7,9 @@ from clawhpc.config import HarnessChoice, RunConfig, open_campaign
 from clawhpc.errors import UserError
 from clawhpc.records import McpServer, TaskSpec
 from clawhpc.tasks.sets import TaskSets
+from tests.fakes.records import script_verifier
 
-PLAIN = TaskSpec(task_id="plain", instruction="Do it.", input_dir=None, reward_dir="/r")
+PLAIN = TaskSpec(task_id="plain", instruction="Do it.", input_dir=None, verifier=script_verifier("/r"))
 WITH_LAB = replace(PLAIN, task_id="with_lab", mcp_servers=(McpServer(name="lab", argv=("lab",)),))
 
 

@@ -15,6 +15,7 @@ from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.registry import ADAPTERS, make_harness
 from clawhpc.records import CallRole, LaunchPlan, TaskSpec
 from tests.fakes.launch import LAB, asked, launch, launch_request
+from tests.fakes.records import script_verifier
 
 EVERY = pytest.mark.parametrize("name", ADAPTERS)
 URLS = ("http://127.0.0.1:8377/s/a", "http://127.0.0.1:8377/s/b")
@@ -123,7 +124,10 @@ def test_an_unknown_harness_and_foreign_settings_are_user_errors() -> None:
 
 @EVERY
 def test_a_task_with_servers_is_refused_by_name_where_the_harness_has_no_mcp_and_else_mounted(name: str) -> None:
-    adapter, plain = ADAPTERS[name], TaskSpec(task_id="t", instruction="", input_dir=None, reward_dir="/r")
+    adapter, plain = (
+        ADAPTERS[name],
+        TaskSpec(task_id="t", instruction="", input_dir=None, verifier=script_verifier("/r")),
+    )
     check_mcp(adapter, (plain,))
     if adapter.mounts_mcp:
         check_mcp(adapter, (replace(plain, mcp_servers=(LAB,)),))

@@ -18,7 +18,7 @@ from clawhpc.rollout import Trace, check_machine, run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine, replies
-from tests.fakes.records import make_task
+from tests.fakes.records import make_task, reward_folder
 from tests.fakes.rollout import OK, FakeSandbox, Program, ask, hang, one_call, parts_of, plan_of, roll
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +80,7 @@ async def test_the_verifier_runs_in_a_sandbox_of_its_own_without_the_proxy(tmp_p
     harness, verifier = sandbox.commands
     assert harness.proxy_socket is not None
     assert verifier.proxy_socket is None
-    reward_dir = make_task().reward_dir
+    reward_dir = reward_folder(make_task())
     assert not any(str(mount.source).startswith(reward_dir) for mount in harness.mounts)
     assert any(str(mount.source) == reward_dir for mount in verifier.mounts)
 

@@ -10,6 +10,7 @@ from clawhpc.errors import UserError
 from clawhpc.records import WORKSPACE_MOUNT, McpServer, TaskSpec
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import GenerateSettings, generate_tasks
+from tests.fakes.records import script_verifier
 
 
 def lay_task(folder: Path, name: str, *, inputs: dict[str, str] | None = None, **entry: Any) -> Path:
@@ -50,7 +51,7 @@ def test_a_task_as_the_published_data_set_has_it(tmp_path: Path) -> None:
         task_id="task_0001",
         instruction="Do it.",
         input_dir=str(root / "input_files"),
-        reward_dir=str(root / "reward"),
+        verifier=script_verifier(root / "reward"),
         metadata={"category": ""},
     )
 

@@ -10,6 +10,7 @@ from clawhpc.errors import UserError
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import GeneratedTasks, GenerateSettings, generate_tasks
 from clawhpc.tasks.oracle import task_solution
+from tests.fakes.records import reward_folder
 
 SMALL = GenerateSettings(num_train=12, num_heldout=8, seed=3)
 
@@ -91,7 +92,7 @@ def solved(tmp_path: Path) -> Path:
     workspace = tmp_path / "workspace"
     assert task.input_dir is not None
     shutil.copytree(task.input_dir, workspace)
-    shutil.copytree(task.reward_dir, workspace / "reward")
+    shutil.copytree(reward_folder(task), workspace / "reward")
     assert reward(workspace) == "0"
     for step in task_solution(task).steps:
         subprocess.run(step.command, shell=True, cwd=workspace, check=True, timeout=10)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from clawhpc.records import Conversation, Message, Reply, TaskSpec, Tool
 from clawhpc.tasks.families import FAMILIES, SmallTask, draw_task
 from clawhpc.tasks.oracle import FINAL_TEXT, SUBMIT_COMMAND, carry_over, oracle_reply, task_solution
+from tests.fakes.records import script_verifier
 
 ANY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 BASH = Tool(name="Bash", description="Runs a command.", parameters={"type": "object", "properties": {"command": {}}})
@@ -97,6 +98,8 @@ def test_a_harness_without_a_shell_is_refused() -> None:
 
 
 def test_a_task_that_was_not_generated_has_no_known_solution() -> None:
-    task = TaskSpec(task_id="t", instruction="Think.", input_dir=None, reward_dir="/r", metadata={"category": ""})
+    task = TaskSpec(
+        task_id="t", instruction="Think.", input_dir=None, verifier=script_verifier("/r"), metadata={"category": ""}
+    )
     with pytest.raises(ValueError, match="task t is not a generated one"):
         task_solution(task)

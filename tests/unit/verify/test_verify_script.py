@@ -8,6 +8,7 @@ from clawhpc.errors import SandboxError, VerifierError
 from clawhpc.records import WORKSPACE_MOUNT, ExecResult, TaskSpec
 from clawhpc.sandbox.base import Mount, SandboxCommand
 from clawhpc.verify.script import read_reward, verify_workspace
+from tests.fakes.records import script_verifier
 from tests.fakes.sandbox import HostSandbox, ScriptedSandbox, result
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +23,7 @@ class Bench:
         self.home = root / "home"
         for folder in (self.workspace, self.reward, self.home):
             folder.mkdir(parents=True)
-        self.task = TaskSpec(task_id="t", instruction="Do it.", input_dir=None, reward_dir=str(self.reward))
+        self.task = TaskSpec(task_id="t", instruction="Do it.", input_dir=None, verifier=script_verifier(self.reward))
         self.sandbox = HostSandbox(self.home)
 
     async def verify(self, script: str, timeout_s: float = 10.0) -> float:
