@@ -19,6 +19,7 @@ from clawhpc.records.conversation import (
     ToolCall,
     Usage,
 )
+from clawhpc.records.mcp import McpCall
 from clawhpc.records.policy import PolicyVersion, Probe
 from clawhpc.records.rollout import (
     MACHINE_OUTCOMES,
@@ -38,6 +39,7 @@ from clawhpc.records.rollout import (
 from clawhpc.records.task import (
     LEAST_VERIFY_S,
     MCP_MOUNT,
+    RUN_MCP_MOUNT,
     SANDBOX_HOME,
     TEARDOWN_S,
     WORKSPACE_MOUNT,
@@ -58,6 +60,7 @@ __all__ = [
     "MACHINE_OUTCOMES",
     "MCP_MOUNT",
     "POLICY_OUTCOMES",
+    "RUN_MCP_MOUNT",
     "SANDBOX_HOME",
     "TEARDOWN_S",
     "WORKSPACE_MOUNT",
@@ -76,6 +79,7 @@ __all__ = [
     "LaunchPlan",
     "LaunchRequest",
     "Limits",
+    "McpCall",
     "McpServer",
     "Message",
     "MessageRole",

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from clawhpc.records.call import CallRecord
+from clawhpc.records.mcp import McpCall
 from clawhpc.records.task import ExecResult, TaskSpec
 
 Phase = Literal["train", "eval", "capture"]
@@ -147,6 +148,10 @@ class RolloutRecord:
     worker_id: str
     dropped_leaves: dict[str, int] = field(default_factory=dict)
     """Named rule -> leaves that it dropped (law 4)."""
+    mcp_calls: tuple[McpCall, ...] = ()
+    """Of servers on the host, in the order in which they were made."""
+    mcp_counts: dict[str, int] = field(default_factory=dict)
+    """What else crossed their sockets: server and method -> how often."""
     failed_attempts: tuple[FailedAttempt, ...] = ()
     """Those before this one, by the worker that published it, in order."""
 

@@ -11,6 +11,8 @@ WORKSPACE_MOUNT = "/root/.openclaw/workspace"
 """Where ClawGym's reward scripts expect the workspace; both sandboxes present it there."""
 MCP_MOUNT = "/mcp"
 """Where a sandbox shows the programs of a task's MCP servers, read-only."""
+RUN_MCP_MOUNT = "/mcp_run"
+"""Where it shows those of the servers that a run adds to every task."""
 SANDBOX_HOME = "/root"
 """HOME inside a sandbox: a throwaway directory of the rollout."""
 TEARDOWN_S = 5.0
@@ -60,8 +62,10 @@ class McpServer:
     name: str
     """Harnesses build the names of its tools from it: letters, digits, `_` and `-`."""
     argv: tuple[str, ...]
-    """As it is started inside the sandbox; its current directory is the workspace."""
+    """In the sandbox, its current directory is the workspace; on the host, an empty folder of the rollout's."""
     env: dict[str, str] = field(default_factory=dict)
+    on_host: bool = False
+    """It runs outside the sandbox, with the rights of whoever runs the worker, and is reached through a unix socket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +131,11 @@ class TaskSpec:
     workspace_mount: str = WORKSPACE_MOUNT
     """Where both sandboxes present the workspace."""
     mcp_servers: tuple[McpServer, ...] = ()
-    """Started in the sandbox by the harness, and offered to the model from its first call."""
+    """Offered to the model from its first call. The harness starts those in the sandbox."""
     mcp_dir: str | None = None
-    """Folder on the host with their programs, shown read-only at MCP_MOUNT; None where they need none."""
+    """Folder on the host with the programs of those, shown read-only at MCP_MOUNT; None where they need none."""
+    run_mcp_dir: str | None = None
+    """The same of servers that the run adds, at RUN_MCP_MOUNT."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """From the task's file, untouched."""
 
