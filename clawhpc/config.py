@@ -52,6 +52,7 @@ from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.turn import this_job
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
 from clawhpc.ledger import Ledger
+from clawhpc.proxy.settings import EndpointSettings
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
@@ -123,6 +124,12 @@ class PolicyChoice:
     """Whether such a model may think before it answers."""
     shape: PolicySettings = field(default_factory=PolicySettings)
     """Of a policy that sft makes."""
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    """A model behind an API that is evaluated in a policy's place."""
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.endpoint.is_set:
+            raise ValueError("folder and endpoint.model are both set: one policy answers, not two")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +175,12 @@ class RunConfig:
         return Path(self.cache_dir) / "policies" / f"cold-start-{digest}"
 
     def policy_source(self) -> PolicySource:
-        """Where training or evaluation starts. UserError when it is not there, or no policy."""
+        """Where training or evaluation starts. UserError when it is not there, or no policy, or behind an API."""
+        if self.policy.endpoint.is_set:
+            raise UserError(
+                f"policy.endpoint.model={self.policy.endpoint.model}: a model behind an API gives no tokens to train "
+                "on; it can be evaluated, and sft can imitate it"
+            )
         source = PolicySource(folder=self.policy_folder(), renderer=self.policy.renderer, thinking=self.policy.thinking)
         source.check()
         return source
@@ -192,6 +204,7 @@ class RunConfig:
             sandbox=self.sandbox,
             limits=self.limits,
             harnesses={name: getattr(self.harness, name) for name in self.harness.names},
+            endpoint=self.policy.endpoint,
         )
 
 

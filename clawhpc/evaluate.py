@@ -22,26 +22,27 @@ log = logging.getLogger(__name__)
 
 def evaluate(config: RunConfig) -> None:
     """pass@1 and pass@k with their intervals, for each harness, on the held-out tasks; of a user's own set, on all."""
-    policy = config.policy_source()
+    endpoint = config.policy.endpoint
+    policy = None if endpoint.is_set else config.policy_source()
     tasks = load_task_sets(config.tasks, Path(config.cache_dir))
     tasks = dataclasses.replace(tasks, heldout=tasks.heldout or tasks.train)
     if config.campaign.eval_tasks == 0:
         raise UserError("campaign.eval_tasks=0: there is nothing to evaluate on")
     with open_campaign(config, tasks, Path(config.run.root) / "evaluations" / config.run.name) as campaign:
-        records = campaign.evaluate_policy(policy)
+        records = campaign.evaluate_policy(policy) if policy is not None else campaign.evaluate(0)
         tables = {
             harness: tabulate(record for record in records if record.key.harness == harness)
             for harness in config.harness.names
             if any(record.verdict for record in records if record.key.harness == harness)
         }
         write_atomic(campaign.paths.finished, msgspec.json.format(msgspec.json.encode(tables)))
-        Console().print(as_table(policy.folder, tables))
+        Console().print(as_table(str(policy.folder if policy is not None else endpoint.model), tables))
         for harness in sorted(set(config.harness.names) - tables.keys()):
             log.warning("%s: every rollout has failed; see the log of the worker, or the run's page", harness)
         log.info("as JSON: %s", campaign.paths.finished)
 
 
-def as_table(policy: Path, tables: dict[str, PassTable]) -> Table:
+def as_table(policy: str, tables: dict[str, PassTable]) -> Table:
     """One row per harness; every number with its 95 % interval over tasks."""
     table = Table(title=f"{policy} (95 % intervals over tasks)")
     ks = sorted({k for passed in tables.values() for k in passed.pass_at_k})

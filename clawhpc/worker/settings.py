@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clawhpc.errors import at_least
 from clawhpc.harness.base import HarnessSettings
+from clawhpc.proxy.settings import EndpointSettings
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
@@ -61,3 +62,5 @@ class WorkerSpec:
     limits: Limits
     harnesses: dict[str, HarnessSettings]
     """Name -> settings."""
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    """Where one is set, it answers in the engine's place, which is not started."""
