@@ -52,6 +52,7 @@ def parse_reply(
         tool_calls=tuple(calls),
         finish_reason="tool_calls" if calls and finish_reason != "cancelled" else finish_reason,
         stop_sequence=stop_sequence,
+        malformed_calls=len(malformed),
     )
 
 

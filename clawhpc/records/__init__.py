@@ -19,6 +19,7 @@ from clawhpc.records.conversation import (
     ToolCall,
     Usage,
 )
+from clawhpc.records.judgement import Judgement, Opinion
 from clawhpc.records.mcp import McpCall
 from clawhpc.records.policy import PolicyVersion, Probe
 from clawhpc.records.rollout import (
@@ -76,6 +77,7 @@ __all__ = [
     "Graft",
     "GroupKey",
     "GroupPlan",
+    "Judgement",
     "LaunchPlan",
     "LaunchRequest",
     "Limits",
@@ -83,6 +85,7 @@ __all__ = [
     "McpServer",
     "Message",
     "MessageRole",
+    "Opinion",
     "Outcome",
     "Phase",
     "PolicyVersion",

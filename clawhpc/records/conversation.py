@@ -86,3 +86,5 @@ class Reply:
     finish_reason: FinishReason = "stop"
     stop_sequence: str = ""
     """The stop string that ended it, where one did; no part of `text`."""
+    malformed_calls: int = 0
+    """Tool calls that could not be read, and stand in `text` as they were drawn."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from clawhpc.records.call import CallRecord
+from clawhpc.records.judgement import Judgement
 from clawhpc.records.mcp import McpCall
 from clawhpc.records.task import ExecResult, TaskSpec
 
@@ -89,12 +90,23 @@ class Verdict:
     """What the verifier said (verify -> rollout)."""
 
     reward: float
-    """In [0, 1]."""
+    """In [0, 1]. What trains."""
     breakdown: dict[str, float] = field(default_factory=dict)
+    """The parts that it was made of, by name."""
+    unshaped: float | None = None
+    """What it was before shaping, in [0, 1]; None where nothing was shaped."""
+    judgement: Judgement | None = None
+    """Of a task with a rubric."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.reward <= 1.0:
-            raise ValueError(f"reward {self.reward} is not in [0, 1]")
+        for reward in (self.reward, self.raw_reward):
+            if not 0.0 <= reward <= 1.0:
+                raise ValueError(f"reward {reward} is not in [0, 1]")
+
+    @property
+    def raw_reward(self) -> float:
+        """What the verifier said of the workspace, whatever trains: by this a rollout passes."""
+        return self.reward if self.unshaped is None else self.unshaped
 
 
 @dataclass(frozen=True, kw_only=True)
