@@ -47,6 +47,7 @@ from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import ADAPTERS
+from clawhpc.harness.whitebox import WhiteboxSettings
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.turn import this_job
@@ -105,6 +106,7 @@ class HarnessChoice:
     mini_swe_agent: MiniSweAgentSettings = field(default_factory=MiniSweAgentSettings)
     hermes: HermesSettings = field(default_factory=HermesSettings)
     nanobot: NanobotSettings = field(default_factory=NanobotSettings)
+    whitebox: WhiteboxSettings = field(default_factory=WhiteboxSettings)
 
     def __post_init__(self) -> None:
         names = set(self.names)

@@ -7,6 +7,7 @@
 #   version_command     prints its version, in the install; $python is the Python of a harness from pip
 #   *.py                of a harness from pip, put into the install: what starts it, where its own command will not do
 #   warm.mjs            of a harness from npm, if it is there: run once in the install
+# A folder without pins holds a harness of ours, which is run where it lies: nothing is installed.
 set -eu
 
 fail() {
@@ -63,6 +64,8 @@ if [ -f "$pins/package-lock.json" ]; then
 elif [ -f "$pins/requirements.txt" ]; then
     fetch=fetch_with_pip
     version=$(sed -n '/^[^#]/{s/.*==\([^ ]*\).*/\1/p;q}' "$pins/requirements.txt") # the harness stands first
+elif [ -f "$pins/$name.py" ]; then
+    exit 0
 else
     fail "no harness '$name'; there are: $(ls "$here/harness" | tr '\n' ' ')"
 fi

@@ -33,6 +33,8 @@ def _install_state(name: str, cache_dir: Path, containers: Path) -> tuple[State,
         harness.check_install()
     except UserError:
         return State.MISSING, f"{adapter.version} is not in {cache_dir / 'harness'}"
+    if not harness.install_dir.is_relative_to(cache_dir):
+        return State.WORKS, f"{adapter.version}, comes with clawhpc"
     made_from = harness.install_dir / PINS_FILE
     if not made_from.is_file() or made_from.read_text().strip() != pins_sum(containers, name):
         return State.LIMITED, f"{adapter.version}, made from other pins than those here"

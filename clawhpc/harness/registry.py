@@ -16,6 +16,7 @@ from clawhpc.harness.openclaw import OpenClaw
 from clawhpc.harness.opencode import Opencode
 from clawhpc.harness.pi import Pi
 from clawhpc.harness.qwen_code import QwenCode
+from clawhpc.harness.whitebox import Whitebox
 
 ADAPTERS: dict[str, type[Harness]] = {
     adapter.name: adapter
@@ -30,6 +31,7 @@ ADAPTERS: dict[str, type[Harness]] = {
         MiniSweAgent,
         Hermes,
         Nanobot,
+        Whitebox,
     )
 }
 """Every harness, in the order in which people read of them."""

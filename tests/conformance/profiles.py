@@ -17,6 +17,7 @@ from clawhpc.harness.openclaw import OpenClawSettings
 from clawhpc.harness.opencode import OpencodeSettings
 from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
+from clawhpc.harness.whitebox import WhiteboxSettings
 from clawhpc.tasks.oracle import SUBMIT_COMMAND
 
 MCP_SERVER = "adder-of_two"
@@ -227,6 +228,21 @@ CODEX = Profile(
     mcp_tool="mcp__adder_of_two__add",
     breaks={"max_tokens": "its protocol has the field, and it never sends it"},
 )
+WHITEBOX = Profile(
+    label="whitebox",
+    name="whitebox",
+    settings=WhiteboxSettings(),
+    quick=frozenset(
+        {"parallel_calls", "unicode", "wrong_arguments", "unknown_tool", "lost_answer", "context_overflow"}
+    ),
+    shell="bash",
+    cannot={
+        "compaction": "it never compacts",
+        "subagent": "it has no subagents",
+        "mcp_tool": "it has no MCP",
+        "mcp_broken": "it has no MCP",
+    },
+)
 
 PROFILES = {
     profile.label: profile
@@ -243,5 +259,6 @@ PROFILES = {
         MINI_SWE_AGENT,
         HERMES,
         NANOBOT,
+        WHITEBOX,
     )
 }

@@ -49,7 +49,7 @@ from tests.sandbox_parts import missing, working_sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.harness, pytest.mark.sandbox]
 
-QUICK = {"claude_code bare", "pi"}
+QUICK = {"claude_code bare", "pi", "whitebox"}
 EVERY_HARNESS = pytest.mark.parametrize(
     "profile",
     [

@@ -41,7 +41,11 @@ def test_a_harness_that_is_wanted_must_be_installed(tmp_path: Path) -> None:
     assert wanted.state is MISSING
     assert wanted.remedy.endswith(f"install_harness.sh claude_code {tmp_path}")
     assert others.state is NOT_NEEDED
-    assert others.found == "not installed: " + ", ".join(name for name in ADAPTERS if name != "claude_code")
+    ours, missing = others.found.splitlines()
+    assert ours == "installed: whitebox"
+    assert missing == "not installed: " + ", ".join(
+        name for name in ADAPTERS if name not in ("claude_code", "whitebox")
+    )
 
 
 def test_a_harness_from_its_pins_works(tmp_path: Path) -> None:
@@ -50,7 +54,12 @@ def test_a_harness_from_its_pins_works(tmp_path: Path) -> None:
     assert (wanted.state, wanted.found, wanted.remedy) == (WORKS, ClaudeCode.version, "")
     pi, others = check_harnesses(tmp_path, ["pi"])
     assert pi.state is MISSING
-    assert others.found.splitlines()[0] == "installed: claude_code"
+    assert others.found.splitlines()[0] == "installed: claude_code, whitebox"
+
+
+def test_the_harness_of_ours_is_always_there(tmp_path: Path) -> None:
+    wanted, _ = check_harnesses(tmp_path, ["whitebox"])
+    assert (wanted.state, wanted.found, wanted.remedy) == (WORKS, "1.0, comes with clawhpc", "")
 
 
 def test_a_harness_from_other_pins_works_with_a_limit(tmp_path: Path) -> None:

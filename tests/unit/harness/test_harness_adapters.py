@@ -18,6 +18,8 @@ from tests.fakes.launch import LAB, asked, launch, launch_request
 from tests.fakes.records import script_verifier
 
 EVERY = pytest.mark.parametrize("name", ADAPTERS)
+INSTALLED = pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "whitebox"])
+"""The one of ours comes with the package."""
 URLS = ("http://127.0.0.1:8377/s/a", "http://127.0.0.1:8377/s/b")
 MAIN_TOOLS = ("Bash", "list_agents", "delegate_task", "spawn")
 """Those by which some know their main loop, and another."""
@@ -58,7 +60,7 @@ def test_every_harness_speaks_utf_8(name: str) -> None:
     assert launch(harness(name)).env["LANG"] == "C.UTF-8"
 
 
-@EVERY
+@INSTALLED
 def test_a_missing_program_is_a_user_error_that_names_it_and_the_remedy(name: str, tmp_path: Path) -> None:
     root = tmp_path / "cache" / "harness"
     with pytest.raises(UserError, match=f"no program {harness(name, root).install_dir}/") as caught:
@@ -69,7 +71,7 @@ def test_a_missing_program_is_a_user_error_that_names_it_and_the_remedy(name: st
     assert arguments == [name, f"{tmp_path}/cache"]
 
 
-@EVERY
+@INSTALLED
 def test_all_that_is_started_must_be_there(name: str, tmp_path: Path) -> None:
     made = harness(name, tmp_path)
     started = [word.removeprefix("/harness/") for word in launch(made).argv if word.startswith("/harness/")]

@@ -147,10 +147,17 @@ def test_a_harness_that_this_machine_cannot_have_stops_make_only_where_parts_are
     assert (tmp_path / "works").exists()
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "whitebox"])
 def test_a_harness_is_a_folder_that_says_how_its_program_tells_its_version(name: str) -> None:
     (line,) = (PINS / name / "version_command").read_text().splitlines()
     assert ADAPTERS[name].programs[0] in line.split()
+
+
+def test_a_harness_of_ours_needs_no_install(tmp_path: Path) -> None:
+    npm = Npm(tmp_path)
+    done = npm.install("whitebox")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert npm.installed == []
 
 
 def test_openclaw_is_warmed_as_it_is_started() -> None:
