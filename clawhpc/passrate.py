@@ -1,25 +1,37 @@
-"""Pass rates of evaluations, with honest intervals. Pure numpy.
+"""Pass rates of evaluations, and what they took, with honest intervals. Pure numpy.
 
 An evaluation draws n rollouts of each of T tasks, with one harness or with several. Rollouts of one task are not
 independent of one another, under whatever harness, so every interval here is a percentile bootstrap over *tasks*; a
 difference between two policies on the same tasks is *paired*: the same resampled tasks for both.
+
+Nothing here depends on the order of the records.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 
-from clawhpc.records import RolloutRecord
+from clawhpc.records import RolloutRecord, Usage
 
 NUM_RESAMPLES = 10_000
 """Enough that the interval's own noise stays below its third digit."""
+RESAMPLES_AT_ONCE = 500
+"""2000 tasks then take 8 MB."""
 BOOTSTRAP_SEED = 0
 PASS_THRESHOLD = 1.0
 """A rollout passes when its reward reaches this."""
+KS = (2, 4, 8, 16, 32, 64)
+"""Of pass@k."""
+
+Price = Callable[[Usage], float]
+"""USD of one call."""
+Pair = tuple[str, str]
+"""Task and harness."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +48,28 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class PassTable:
-    """What one evaluation says."""
+    """What the rollouts of one policy say; every estimate is over those with a verdict, None where there is none."""
 
     num_tasks: int
-    num_rollouts: int
     """Those with a verdict."""
+    num_rollouts: int
+    """Likewise."""
     num_failed: int
-    """Those that the infrastructure failed in every attempt; they count neither way."""
+    """Rollouts that the infrastructure failed in every attempt; they count neither way."""
     num_retried: int
     """Those that it failed at first, whatever became of them."""
-    mean_reward: Estimate
-    pass_at_1: Estimate
-    pass_at_k: Mapping[int, Estimate]
+    outcomes: dict[str, int]
+    """How all of them have ended."""
+    mean_reward: Estimate | None
+    pass_at_1: Estimate | None
+    pass_at_k: dict[int, Estimate]
     """For k = 2, 4, 8, ... as far as every task has that many rollouts with each of its harnesses."""
+    per_rollout: dict[str, Estimate]
+    """What a rollout takes: see `EFFORT`; where they are known, also `policy_usd` and `judge_usd`."""
+    policy_usd: float | None
+    """Of the calls of all rollouts, those without a verdict too; None without a price."""
+    judge_usd: float | None
+    """Of all that a judge was asked; None where nobody judged, or a cost is not known."""
 
 
 def pass_at_k(num_rollouts: int, num_passed: int, k: int) -> float:
@@ -63,76 +84,135 @@ def pass_at_k(num_rollouts: int, num_passed: int, k: int) -> float:
     return float(1.0 - np.prod(misses / draws))
 
 
-Cell = tuple[str, str]
-"""Task and harness."""
-
-
-def rewards_by_cell(records: Iterable[RolloutRecord]) -> dict[Cell, list[float]]:
-    """Rewards of the rollouts that have a verdict."""
-    rewards: dict[Cell, list[float]] = defaultdict(list)
-    for record in records:
-        if record.verdict is not None:
-            rewards[record.key.task_id, record.key.harness].append(record.verdict.reward)
-    return dict(rewards)
-
-
-def _estimate(values: Mapping[Cell, float]) -> Estimate:
-    """Mean over tasks of what its harnesses give on average, and its interval."""
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for (task_id, _), value in values.items():
-        by_task[task_id].append(value)
-    return _bootstrap(np.array([np.mean(cells) for cells in by_task.values()]))
-
-
-def _bootstrap(values_T: np.ndarray) -> Estimate:
-    """Mean over tasks and its percentile interval over resampled tasks."""
-    generator = np.random.default_rng(BOOTSTRAP_SEED)
-    picks_RT = generator.integers(0, len(values_T), size=(NUM_RESAMPLES, len(values_T)))
-    low, high = np.percentile(values_T[picks_RT].mean(axis=1), [2.5, 97.5])
-    return Estimate(mean=float(values_T.mean()), low=float(low), high=float(high))
-
-
-def tabulate(records: Iterable[RolloutRecord]) -> PassTable:
-    """The pass rates of one evaluation. ValueError when no rollout has a verdict."""
-    records = list(records)
-    rewards = rewards_by_cell(records)
-    if not rewards:
-        raise ValueError(f"none of {len(records)} rollouts has a verdict: nothing to evaluate")
-    counts = {cell: (len(drawn), _count_passed(drawn)) for cell, drawn in rewards.items()}
-    fewest = min(num for num, _ in counts.values())
-    ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= fewest]
-    num_rollouts = sum(num for num, _ in counts.values())
+def tabulate(records: Iterable[RolloutRecord], price: Price | None = None) -> PassTable:
+    """The table of one evaluation, over all of its harnesses. `price`: of an API's calls."""
+    records = sorted(records, key=lambda record: (record.key, record.sample))
+    drawn = by_pair(records)
+    fewest = min(map(len, drawn.values()), default=0)
+    ks = [k for k in KS if k <= fewest]
+    costs = known_costs(records, price)
+    rates = estimate({pair: rate(judged, ks) for pair, judged in drawn.items()})
+    num_rollouts = sum(map(len, drawn.values()))
     return PassTable(
-        num_tasks=len({task_id for task_id, _ in rewards}),
+        num_tasks=len({task_id for task_id, _ in drawn}),
         num_rollouts=num_rollouts,
         num_failed=len(records) - num_rollouts,
         num_retried=sum(record.num_attempts > 1 for record in records),
-        mean_reward=_estimate({cell: sum(drawn) / len(drawn) for cell, drawn in rewards.items()}),
-        pass_at_1=_estimate({cell: passed / num for cell, (num, passed) in counts.items()}),
-        pass_at_k={
-            k: _estimate({cell: pass_at_k(num, passed, k) for cell, (num, passed) in counts.items()}) for k in ks
-        },
+        outcomes=dict(Counter(str(record.outcome) for record in records)),
+        mean_reward=rates.get("reward"),
+        pass_at_1=rates.get("pass@1"),
+        pass_at_k={k: rates[f"pass@{k}"] for k in ks},
+        per_rollout=estimate({pair: mean_efforts(judged, EFFORT | costs) for pair, judged in drawn.items()}),
+        policy_usd=total(costs.get("policy_usd"), records),
+        judge_usd=total(costs.get("judge_usd"), records),
     )
 
 
-def paired_difference(before: Iterable[RolloutRecord], after: Iterable[RolloutRecord]) -> Estimate:
-    """Difference in pass@1 (after minus before) over the tasks and harnesses that both have, paired by them.
+def paired_difference(
+    before: Iterable[RolloutRecord], after: Iterable[RolloutRecord], measure: str = "pass@1"
+) -> Estimate:
+    """Difference (after minus before) over the tasks and harnesses that both have, paired by them.
 
-    ValueError when they have none in common.
+    `measure`: `pass@1` or `reward`. ValueError when they have none in common.
     """
-    rates_before, rates_after = _pass_rates(before), _pass_rates(after)
-    shared = sorted(rates_before.keys() & rates_after.keys())
+    rates_before, rates_after = _rates(before, measure), _rates(after, measure)
+    shared = rates_before.keys() & rates_after.keys()
     if not shared:
         raise ValueError(
             "no task has a verdict with the same harness in both evaluations: "
             f"{len(rates_before)} have one before, {len(rates_after)} after"
         )
-    return _estimate({cell: rates_after[cell] - rates_before[cell] for cell in shared})
+    return estimate({pair: {measure: rates_after[pair] - rates_before[pair]} for pair in shared})[measure]
 
 
-def _pass_rates(records: Iterable[RolloutRecord]) -> dict[Cell, float]:
-    return {cell: _count_passed(drawn) / len(drawn) for cell, drawn in rewards_by_cell(records).items()}
+def _rates(records: Iterable[RolloutRecord], measure: str) -> dict[Pair, float]:
+    return {pair: rate(judged)[measure] for pair, judged in by_pair(records).items()}
 
 
-def _count_passed(rewards: Iterable[float]) -> int:
-    return sum(reward >= PASS_THRESHOLD for reward in rewards)
+def by_pair(records: Iterable[RolloutRecord]) -> dict[Pair, list[RolloutRecord]]:
+    """The rollouts that have a verdict."""
+    pairs: dict[Pair, list[RolloutRecord]] = defaultdict(list)
+    for record in records:
+        if record.verdict is not None:
+            pairs[record.key.task_id, record.key.harness].append(record)
+    return dict(pairs)
+
+
+def rate(records: Sequence[RolloutRecord], ks: Iterable[int] = ()) -> dict[str, float]:
+    """Mean reward and pass rates of the rollouts of one pair, by what the verifier said before any shaping."""
+    rewards = [record.verdict.raw_reward for record in records if record.verdict is not None]
+    num_passed = sum(reward >= PASS_THRESHOLD for reward in rewards)
+    return {
+        "reward": fsum(rewards) / len(rewards),
+        "pass@1": num_passed / len(rewards),
+        **{f"pass@{k}": pass_at_k(len(rewards), num_passed, k) for k in ks},
+    }
+
+
+Effort = Callable[[RolloutRecord], float]
+
+EFFORT: dict[str, Effort] = {
+    "calls": lambda record: len(record.calls),
+    "prompt_tokens": lambda record: sum(call.usage.input_tokens for call in record.calls),
+    "cached_tokens": lambda record: sum(call.usage.cached_tokens for call in record.calls),
+    "sampled_tokens": lambda record: sum(call.usage.output_tokens for call in record.calls),
+    "wall_s": lambda record: record.timings.wall_s,
+    "engine_wait_s": lambda record: fsum(call.engine_s for call in record.calls),
+    "harness_cpu_s": lambda record: record.timings.harness_cpu_s,
+}
+"""Name -> what a rollout takes of it. Prompt tokens are those of every call, the cached ones among them; the wait for
+the engine is the sum over calls, which may overlap.
+"""
+
+
+def mean_efforts(records: Sequence[RolloutRecord], efforts: Mapping[str, Effort]) -> dict[str, float]:
+    """Of a rollout of one pair."""
+    return {name: fsum(map(effort, records)) / len(records) for name, effort in efforts.items()}
+
+
+def known_costs(records: Iterable[RolloutRecord], price: Price | None) -> dict[str, Effort]:
+    """Name -> USD of a rollout. Only what is known of every one of them: no price is made up."""
+    costs: dict[str, Effort] = {}
+    if price is not None:
+        costs["policy_usd"] = lambda record: fsum(price(call.usage) for call in record.calls)
+    judgements = [record.verdict.judgement for record in records if record.verdict and record.verdict.judgement]
+    if judgements and all(judgement.cost_usd is not None for judgement in judgements):
+        costs["judge_usd"] = judge_usd
+    return costs
+
+
+def judge_usd(record: RolloutRecord) -> float:
+    """What its judges have cost; 0 where nobody judged."""
+    judgement = record.verdict.judgement if record.verdict else None
+    return judgement.cost_usd or 0.0 if judgement else 0.0
+
+
+def total(cost: Effort | None, records: Iterable[RolloutRecord]) -> float | None:
+    """Over all rollouts."""
+    return None if cost is None else fsum(map(cost, records))
+
+
+def estimate(values: Mapping[Pair, Mapping[str, float]]) -> dict[str, Estimate]:
+    """Name -> mean over tasks of what their harnesses give on average, with its interval; empty without any."""
+    if not values:
+        return {}
+    by_task: dict[str, list[list[float]]] = defaultdict(list)
+    for pair in sorted(values):
+        by_task[pair[0]].append(list(values[pair].values()))
+    values_TM = np.array([np.mean(pairs, axis=0) for pairs in by_task.values()])
+    return dict(zip(next(iter(values.values())), _bootstrap(values_TM), strict=True))
+
+
+def _bootstrap(values_TM: np.ndarray) -> list[Estimate]:
+    """Of each of M measures its mean over T tasks, and the interval over resampled tasks, the same for all measures."""
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    num_tasks = len(values_TM)
+    offsets_R1 = num_tasks * np.arange(RESAMPLES_AT_ONCE)[:, None]
+    means = []
+    for _ in range(NUM_RESAMPLES // RESAMPLES_AT_ONCE):
+        picks_RT = generator.integers(0, num_tasks, size=(RESAMPLES_AT_ONCE, num_tasks))
+        counts_RT = np.bincount((picks_RT + offsets_R1).ravel(), minlength=RESAMPLES_AT_ONCE * num_tasks)
+        means.append(counts_RT.reshape(RESAMPLES_AT_ONCE, num_tasks) @ values_TM / num_tasks)
+    low_M, high_M = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+    columns = zip(values_TM.mean(axis=0), low_M, high_M, strict=True)
+    return [Estimate(mean=float(mean), low=float(low), high=float(high)) for mean, low, high in columns]

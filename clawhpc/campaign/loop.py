@@ -30,7 +30,7 @@ from clawhpc.errors import UserError
 from clawhpc.learner.hosts import THIS_HOST, Host
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.ledger import Ledger
-from clawhpc.passrate import paired_difference, rewards_by_cell, tabulate
+from clawhpc.passrate import by_pair, paired_difference, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, RolloutRecord, StepPlan, TaskSpec
 from clawhpc.store import read_rollouts, read_usage, sweep_parts, write_atomic
@@ -109,7 +109,7 @@ class Campaign:
         }
         if before and after:
             result |= {"before": tabulate(before), "after": tabulate(after)}
-        if rewards_by_cell(before).keys() & rewards_by_cell(after).keys():
+        if by_pair(before).keys() & by_pair(after).keys():
             difference = paired_difference(before, after)
             result["pass_at_1_difference"] = difference
             log.info("pass@1 has changed by %s (95 %% interval, paired by task) in %d steps", difference, last)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawhpc.passrate import paired_difference, pass_at_k, tabulate
-from clawhpc.records import FailedAttempt, Outcome, RolloutRecord
+from clawhpc.passrate import Estimate, paired_difference, pass_at_k, tabulate
+from clawhpc.records import CallRecord, FailedAttempt, Judgement, Outcome, RolloutRecord, Timings, Usage, Verdict
 from tests.fakes.records import make_group
 from tests.fakes.records import make_record as make_rollout
+from tests.fakes.session import Session
 
 
 def make_record(task_id: str, sample: int, reward: float | None, harness: str = "pi") -> RolloutRecord:
@@ -93,6 +95,118 @@ def test_the_difference_is_paired_by_task() -> None:
         paired_difference(before, [make_record("other", 0, 1.0)])
 
 
-def test_an_evaluation_without_any_verdict_is_refused() -> None:
-    with pytest.raises(ValueError, match="none of 1 rollouts"):
-        tabulate([make_record("a", 0, None)])
+def test_an_evaluation_without_any_verdict_estimates_nothing_and_says_how_all_ended() -> None:
+    table = tabulate([make_record("a", 0, None)])
+    assert (table.num_tasks, table.num_rollouts, table.num_failed) == (0, 0, 1)
+    assert (table.mean_reward, table.pass_at_1, table.pass_at_k, table.per_rollout) == (None, None, {}, {})
+    assert table.outcomes == {"verifier_failed": 1}
+    assert tabulate([]).outcomes == {}
+
+
+def call_of(input_tokens: int, output_tokens: int, cached_tokens: int = 0, engine_s: float = 0.0) -> CallRecord:
+    session = Session()
+    session.call((1,), reply=(2,))
+    usage = Usage(input_tokens=input_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
+    return replace(session.calls[0], usage=usage, engine_s=engine_s)
+
+
+def test_what_a_rollout_takes_is_summed_over_its_calls_and_averaged_over_tasks() -> None:
+    calls = (call_of(10, 3, engine_s=0.5), call_of(20, 5, cached_tokens=10, engine_s=1.0))
+    timings = Timings(started_at=0.0, boot_s=1.0, run_s=5.0, verify_s=2.0, harness_cpu_s=0.25)
+    long = replace(make_record("a", 0, 1.0), calls=calls, timings=timings)
+    table = tabulate([long, make_record("b", 0, 0.0)])
+    means = {name: value.mean for name, value in table.per_rollout.items()}
+    assert means == {
+        "calls": 1.0,
+        "prompt_tokens": 15.0,
+        "cached_tokens": 5.0,
+        "sampled_tokens": 4.0,
+        "wall_s": 4.0,
+        "engine_wait_s": 0.75,
+        "harness_cpu_s": 0.125,
+    }
+    assert (table.per_rollout["calls"].low, table.per_rollout["calls"].high) == (0.0, 2.0)
+
+
+def test_a_price_counts_every_call_that_was_made_and_without_one_there_is_no_cost() -> None:
+    def price(usage: Usage) -> float:
+        return usage.input_tokens + 10.0 * usage.output_tokens
+
+    paid = [replace(make_record(task, 0, reward), calls=(call_of(2, 1),)) for task, reward in (("a", 1.0), ("b", None))]
+    assert tabulate(paid, price).policy_usd == 24.0
+    assert tabulate(paid, price).per_rollout["policy_usd"].mean == 12.0
+    assert tabulate(paid).policy_usd is None
+    assert "policy_usd" not in tabulate(paid).per_rollout
+
+
+def judged(task_id: str, cost_usd: float | None) -> RolloutRecord:
+    judgement = Judgement(
+        opinions=(),
+        score=0.5,
+        agreement=None,
+        spread={},
+        prompt_digest="",
+        num_requests=1,
+        usage=Usage(input_tokens=1, output_tokens=1),
+        cost_usd=cost_usd,
+    )
+    return replace(make_record(task_id, 0, 0.5), verdict=Verdict(reward=0.5, judgement=judgement))
+
+
+def test_a_judge_costs_what_is_known_of_every_judgement_or_nothing_that_is_known() -> None:
+    known = tabulate([judged("a", 3.0), judged("b", 1.0), make_record("c", 0, 1.0)])
+    assert known.judge_usd == 4.0
+    assert known.per_rollout["judge_usd"].mean == pytest.approx(4 / 3)
+    for table in (tabulate([judged("a", 3.0), judged("b", None)]), tabulate([make_record("c", 0, 1.0)])):
+        assert table.judge_usd is None
+        assert "judge_usd" not in table.per_rollout
+
+
+def test_a_rollout_passes_by_what_the_verifier_said_not_by_the_reward_that_trains() -> None:
+    shaped = replace(make_record("a", 0, 0.7), verdict=Verdict(reward=0.7, unshaped=1.0))
+    table = tabulate([shaped])
+    assert table.mean_reward == table.pass_at_1 == Estimate(mean=1.0, low=1.0, high=1.0)
+
+
+REWARDS = st.sampled_from([None, 0.0, 0.3, 1.0])
+DRAWN = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from(["pi", "codex"]), REWARDS, st.floats(0, 9)), max_size=12
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn=DRAWN, data=st.data())
+def test_the_order_of_the_records_says_nothing(
+    drawn: list[tuple[str, str, float | None, float]], data: st.DataObject
+) -> None:
+    records = [
+        replace(make_record(task, sample, reward, harness), timings=Timings(started_at=0.0, run_s=run_s))
+        for sample, (task, harness, reward, run_s) in enumerate(drawn)
+    ]
+    shuffled = data.draw(st.permutations(records))
+    assert tabulate(shuffled) == tabulate(records)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8))
+def test_an_interval_holds_its_mean_and_stays_within_what_was_seen(rewards: list[float]) -> None:
+    reward = tabulate(make_record(str(task), 0, reward) for task, reward in enumerate(rewards)).mean_reward
+    assert reward is not None
+    assert min(rewards) - 1e-12 <= reward.low <= reward.high <= max(rewards) + 1e-12
+    assert reward.mean == pytest.approx(sum(rewards) / len(rewards))
+
+
+def test_two_thousand_tasks_take_a_second() -> None:
+    records = [make_record(str(task), 0, float(task % 3 == 0)) for task in range(2000)]
+    began = time.process_time()
+    passed = tabulate(records).pass_at_1
+    assert time.process_time() - began < 5
+    assert passed is not None
+    assert 0.03 < passed.high - passed.low < 0.05, "1.96 standard errors of 0.0105 on either side"
+
+
+def test_the_difference_of_rewards_is_paired_likewise() -> None:
+    before = [make_record(str(task), 0, 0.25 * (task % 2)) for task in range(10)]
+    after = [make_record(str(task), 0, 0.25 * (task % 2) + 0.5) for task in range(10)]
+    difference = paired_difference(before, after, "reward")
+    assert (difference.low, difference.mean, difference.high) == (0.5, 0.5, 0.5)
