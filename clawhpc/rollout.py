@@ -167,6 +167,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
     ) as session:
         try:
             with trace.phase("run", SandboxError, deadline):
+                run_deadline = min(run_deadline, anyio.current_time() + harness_s(plan.task, parts.limits))
                 trace.exec_result = await run_harness(plan, parts, folder, session, run_deadline)
             with trace.phase("settle", ProxyError, deadline):
                 await session.settle(parts.limits.settle_s)
@@ -177,7 +178,7 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
             raise session.failure
     with trace.phase("settle", EngineError, deadline - TEARDOWN_S):
         await check_engine(trace, parts.responder)
-    check_machine(trace, parts.limits)
+    check_machine(trace, harness_s(plan.task, parts.limits))
     with trace.phase("verify", VerifierError, deadline):
         trace.verdict = await verify_workspace(
             plan.task,
@@ -186,6 +187,12 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
             sandbox_id=f"{plan.rollout_id}-verify",
             timeout_s=max(1.0, deadline - TEARDOWN_S - anyio.current_time()),
         )
+
+
+def harness_s(task: TaskSpec, limits: Limits) -> float:
+    """How long its harness may run at most."""
+    most_s = limits.deadline_s - limits.reserve_s
+    return most_s if task.run_s is None else min(most_s, task.run_s)
 
 
 @asynccontextmanager
@@ -257,7 +264,7 @@ def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_u
     return SandboxCommand(
         sandbox_id=plan.rollout_id,
         argv=launch.argv,
-        env=launch.env,
+        env=task.env | launch.env,
         cwd=task.workspace_mount,
         mounts=(Mount(source=folder / WORKSPACE, target=task.workspace_mount, writable=True), *installs),
         home=folder / HOME,
@@ -283,17 +290,18 @@ def cancelled_calls(trace: Trace) -> list[CallRecord]:
     return [call for call in trace.calls if call.failure == CANCELLED]
 
 
-def check_machine(trace: Trace, limits: Limits) -> None:
+def check_machine(trace: Trace, most_s: float) -> None:
     """Raise where no call was answered and that is not the policy's doing: its reward would be a lie.
 
-    EngineError for a window in which not even the first prompt fits, SandboxError for a harness that ended before, or
-    whose requests were all refused. A first reply that was drawn until the time was up is the policy's doing.
+    `most_s`: that the harness had. EngineError for a window in which not even the first prompt fits, SandboxError for a
+    harness that ended before, or whose requests were all refused. A first reply that was drawn until the time was up is
+    the policy's doing.
     """
     if any(call.reply is not None for call in trace.calls):
         return
     if trace.overflow is not None:
         raise EngineError(f"engine.max_model_len is too small for the first prompt of the harness: {trace.overflow}")
-    result, endless_s = trace.exec_result, FIRST_REPLY_SHARE * (limits.deadline_s - limits.reserve_s)
+    result, endless_s = trace.exec_result, FIRST_REPLY_SHARE * most_s
     endless = any(call.duration_s > endless_s for call in cancelled_calls(trace))
     if endless and (result is None or result.timed_out):
         return

@@ -80,6 +80,12 @@ class ScriptCheck:
     """Where the verifier's sandbox shows `folder`, read-only; below the workspace, it hides what is there."""
     reward_folder: str | None = None
     """Where in that sandbox it writes reward.txt or reward.json; None: it prints the reward."""
+    cwd: str | None = None
+    """Where it starts. None: in `mount`, where nothing lies that the harness wrote."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Of the script alone."""
+    timeout_s: float | None = None
+    """The most that it may take; None: what is left of the rollout's own time, which bounds it in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +142,10 @@ class TaskSpec:
     """Folder on the host with the programs of those, shown read-only at MCP_MOUNT; None where they need none."""
     run_mcp_dir: str | None = None
     """The same of servers that the run adds, at RUN_MCP_MOUNT."""
+    env: dict[str, str] = field(default_factory=dict)
+    """In the sandboxes of the harness and of the script."""
+    run_s: float | None = None
+    """The most that its harness may run; None: what `Limits` leave of a rollout's time, which bound it in any case."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """From the task's file, untouched."""
 

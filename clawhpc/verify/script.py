@@ -1,35 +1,36 @@
-"""Run a task's reward.sh over the workspace that a harness left, in a sandbox of its own.
+"""Run a task's script over the workspace that a harness left, in a sandbox of its own.
 
 What the policy wrote is hostile until proven otherwise. So the verifier starts in a fresh sandbox with an empty HOME
-and no way to the proxy; `<workspace>/reward` is the task's own folder, read-only, whatever the harness put there; links
-that could lead there are gone, for they would pass the expected answer off as the harness's; what the harness locked is
-opened, and what has no end is gone, for a script that cannot read an answer has no reward to give, where 0 is due; the
-script starts in that folder, not in the workspace, where a planted `json.py` would be the one that `python3 -c 'import
-json'` takes; and pytest and git take no orders from files of the workspace, though they look for some.
+and no way to the proxy; the task's own folder is read-only, and stands where the task says, whatever the harness put
+there; links that could lead there are gone, for they would pass the expected answer off as the harness's; what the
+harness locked is opened, and what has no end is gone, for a script that cannot read an answer has no reward to give,
+where 0 is due; the script starts in that folder, not in the workspace, where a planted `json.py` would be the one that
+`python3 -c 'import json'` takes (or, where its format has it start there, with a Python that looks in the task's folder
+instead); and pytest and git take no orders from files of the workspace, though they look for some.
 
 A script may run programs of the workspace. They share its user, so they can kill it, which is no reward; and where the
 kernel lets a process trace others of its user (kernel.yama.ptrace_scope=0), they can make it print what they like.
 What they cannot: open its standard output through /proc, or have the last word by outliving it (sandbox/init.py). A
-script that judges such programs should not let them inherit its standard output, nor trust files that they may write.
-It should not change into the workspace either, nor ask a git that runs filters (`git add`, `git diff`): that is to run
-programs of the workspace.
+script that judges such programs should not let them inherit its standard output, nor trust files that they may write:
+a reward file is one, so it should be written last. It should not change into the workspace either, nor ask a git that
+runs filters (`git add`, `git diff`): that is to run programs of the workspace.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
+import tempfile
 from pathlib import Path
 
 from anyio import to_thread
 
 from clawhpc.errors import VerifierError, boundary
-from clawhpc.records import ExecResult, ScriptCheck, TaskSpec, Verdict
+from clawhpc.records import ScriptCheck, TaskSpec, Verdict
 from clawhpc.sandbox.base import Mount, Sandbox, SandboxCommand
+from clawhpc.verify.reward import read_reward, read_reward_files
 from clawhpc.verify.workspace import make_safe
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 PYTEST_SETTINGS = "pytest.ini"
 """Of the task's own tests; must stand in its folder."""
 GIT_ENVIRONMENT = {
@@ -38,8 +39,6 @@ GIT_ENVIRONMENT = {
     **{"GIT_CONFIG_KEY_1": "core.hooksPath", "GIT_CONFIG_VALUE_1": os.devnull},
 }
 """A repository may name programs that `git status`, `log` or `checkout` run; this wins over what it says."""
-TAIL_CHARS = 400
-"""Of each output stream, what stands in an error: enough for a traceback's last lines."""
 
 
 async def verify_workspace(
@@ -49,28 +48,47 @@ async def verify_workspace(
 
     Raises `VerifierError` when the script fails, hangs, or gives no number in [0, 1].
     """
+    check = script_check(task)
+    most_s = timeout_s if check.timeout_s is None else min(timeout_s, check.timeout_s)
     with boundary(VerifierError, f"verifier of {task.task_id}"):
-        await to_thread.run_sync(make_safe, workspace, task.workspace_mount, abandon_on_cancel=True)
-        result = await sandbox.run(reward_command(task, workspace, sandbox_id), timeout_s=timeout_s)
-    return Verdict(reward=read_reward(task.task_id, result))
+        await to_thread.run_sync(make_safe, workspace, task.workspace_mount, check.mount, abandon_on_cancel=True)
+        rewards = Path(tempfile.mkdtemp(prefix="reward-", dir=workspace.parent))
+        result = await sandbox.run(reward_command(task, workspace, rewards, sandbox_id), timeout_s=most_s)
+        if check.reward_folder is not None:
+            return read_reward_files(rewards, check.script, task.task_id, result)
+        return Verdict(reward=read_reward(check.script, task.task_id, result))
 
 
-def reward_command(task: TaskSpec, workspace: Path, sandbox_id: str) -> SandboxCommand:
+def reward_command(task: TaskSpec, workspace: Path, rewards: Path, sandbox_id: str) -> SandboxCommand:
     """The script over `workspace`, both at the paths that scripts know them by; no HOME that was used, no proxy.
 
-    The published format runs the script with bash, by its absolute path.
+    `rewards`: an empty folder on the host, for reward files. The published formats run the script with bash, by its
+    absolute path.
     """
     check, mount = script_check(task), task.workspace_mount
+    mounts = [
+        Mount(source=workspace, target=mount, writable=True),
+        Mount(source=Path(check.folder), target=check.mount),
+    ]
+    if check.reward_folder is not None:
+        mounts.append(Mount(source=rewards, target=check.reward_folder, writable=True))
     return SandboxCommand(
         sandbox_id=sandbox_id,
         argv=("bash", f"{check.mount}/{check.script}"),
-        env={"LC_ALL": "C.UTF-8", "PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT},
-        cwd=check.mount,
-        mounts=(
-            Mount(source=workspace, target=mount, writable=True),
-            Mount(source=Path(check.folder), target=check.mount),
-        ),
+        env=script_environment(task),
+        cwd=check.cwd or check.mount,
+        mounts=tuple(mounts),
     )
+
+
+def script_environment(task: TaskSpec) -> dict[str, str]:
+    """What the task sets, and over it what keeps programs from looking into the workspace for orders."""
+    check = script_check(task)
+    wanted = {"LC_ALL": "C.UTF-8"} | task.env | check.env
+    if check.cwd is not None:  # Python would take the modules of the folder that it starts in
+        modules = filter(None, (check.mount, wanted.get("PYTHONPATH")))
+        wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join(modules)}
+    return wanted | {"PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT}
 
 
 def script_check(task: TaskSpec) -> ScriptCheck:
@@ -84,24 +102,3 @@ def pytest_options(check: ScriptCheck) -> str:
     folder = check.mount
     settings = f"{folder}/{PYTEST_SETTINGS}" if Path(check.folder, PYTEST_SETTINGS).exists() else os.devnull
     return shlex.join(("-c", settings, f"--rootdir={folder}", f"--confcutdir={folder}"))
-
-
-def read_reward(task_id: str, result: ExecResult) -> float:
-    """The number in [0, 1] on the last line of what reward.sh printed. Raises `VerifierError` where there is none."""
-    lines = result.stdout_tail.strip().splitlines()
-    last = lines[-1].strip() if lines else ""
-    fault = ""
-    if result.timed_out:
-        fault = f"was stopped after {result.wall_s:.0f} s"
-    elif result.exceeded:
-        fault = f"took more of the host than a sandbox may: {result.exceeded}"
-    elif result.exit_code:
-        fault = f"ended with exit code {result.exit_code}"
-    elif not lines:
-        fault = "printed nothing"
-    elif not NUMBER.fullmatch(last) or not 0.0 <= float(last) <= 1.0:
-        fault = f"printed {last[:TAIL_CHARS]!r} on its last line, not a number in [0, 1]"
-    if fault:
-        tails = (result.stdout_tail[-TAIL_CHARS:], result.stderr_tail[-TAIL_CHARS:])
-        raise VerifierError(f"reward.sh of {task_id} {fault}; stdout: {tails[0]!r}; stderr: {tails[1]!r}")
-    return float(last)

@@ -1,4 +1,4 @@
-"""Make a workspace safe to judge: all is open and has an end, no link leads to an answer, `reward` has its place."""
+"""Make a workspace safe to judge: all is open and has an end, no link leads to an answer, the verifier has room."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from clawhpc.sandbox.root import PROGRAMS
-from clawhpc.tasks.clawgym import REWARD_FOLDER
 
 OPEN_FOLDER, OPEN_FILE = stat.S_IRWXU, stat.S_IRUSR
 """What the owner of a folder or file may do at least: inside, root has no capabilities either."""
@@ -21,17 +20,20 @@ LONGEST_PATH = 3000
 """Bytes of a folder's path on the host. The kernel takes 4096; with less, every path below it can be dealt with."""
 
 
-def make_safe(workspace: Path, mount: str) -> None:
-    """`workspace`, which stands at `mount` inside, has an empty `reward` to mount over; all else can be read, to its
-    end, and no link in it leads to the verifier's folder, nor to any place where an answer could come to be.
+def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> None:
+    """`workspace`, which stands at `mount` inside, has an empty folder to mount over where the verifier's own folder
+    will stand, if that is at `check_mount` in it; all else can be read, to its end, and no link leads to the verifier's
+    folder, nor to any place where an answer could come to be.
 
-    What the harness put in the place of `reward`, and folders nested deeper than any script could name them, are moved
-    beside the workspace. Pipes, sockets, devices and files that are all holes are removed: an answer that cannot be
-    read counts as none. No process of the harness may run any more.
+    What the harness put in that place, and folders nested deeper than any script could name them, are moved beside the
+    workspace. Pipes, sockets, devices and files that are all holes are removed: an answer that cannot be read counts as
+    none. No process of the harness may run any more.
     """
-    workspace.chmod(OPEN_FOLDER)
-    make_room(workspace)
     top, inside = str(workspace), PurePosixPath(mount)
+    hidden = PurePosixPath(check_mount) if check_mount is not None else None
+    workspace.chmod(OPEN_FOLDER)
+    if hidden is not None and hidden.is_relative_to(inside):
+        make_room(workspace / hidden.relative_to(inside))
     folders = [top]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -39,36 +41,38 @@ def make_safe(workspace: Path, mount: str) -> None:
         for entry in found:
             if entry.is_symlink():
                 link = inside / entry.path[len(top) + 1 :]
-                if not is_harmless(link, os.readlink(entry.path), inside):
+                if not is_harmless(link, os.readlink(entry.path), inside, hidden):
                     os.unlink(entry.path)
             elif entry.is_file() and not _has_no_end(entry):
-                _allow(entry.path, OPEN_FILE)
+                allow(entry.path, OPEN_FILE)
             elif not entry.is_dir():
                 os.unlink(entry.path)
             else:
-                _allow(entry.path, OPEN_FOLDER)
+                allow(entry.path, OPEN_FOLDER)
                 if len(os.fsencode(entry.path)) > LONGEST_PATH:
                     _set_aside(Path(entry.path), workspace)
                 else:
                     folders.append(entry.path)
 
 
-def make_room(workspace: Path) -> None:
-    """An empty `reward`. Moving what is there needs no permission for anything inside, removing it would."""
-    reward = workspace / REWARD_FOLDER
-    if reward.is_dir() and not reward.is_symlink():
-        reward.chmod(OPEN_FOLDER)
-    if os.path.lexists(reward):
-        _set_aside(reward, workspace)
-    reward.mkdir()
+def make_room(place: Path) -> None:
+    """An empty folder at `place`, in a workspace. Moving what is there needs no permission for anything inside,
+    removing it would.
+    """
+    if place.is_dir() and not place.is_symlink():
+        place.chmod(OPEN_FOLDER)
+    if os.path.lexists(place):
+        _set_aside(place, place.parent)
+    place.mkdir()
 
 
-def is_harmless(link: PurePosixPath, target: str, workspace: PurePosixPath) -> bool:
-    """Whether `link` leads to another place in the workspace, or to installed programs. All paths are those inside.
+def is_harmless(link: PurePosixPath, target: str, workspace: PurePosixPath, hidden: PurePosixPath | None) -> bool:
+    """Whether `link` leads to another place in the workspace, or to installed programs, and not to `hidden`, the
+    verifier's folder. All paths are those inside.
 
     Judged by its text. To follow it would tell where it leads now, and through /proc that depends on who looks, and
     when. Text is enough where `..` stands only at the start, as it then climbs real folders; from there on the way
-    leads down, and through harmless links only. The workspace itself is no place to lead to: `reward` lies in it.
+    leads down, and through harmless links only. The workspace itself is no place to lead to: `hidden` may lie in it.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
     num_up = len(list(takewhile("..".__eq__, parts)))
@@ -76,7 +80,7 @@ def is_harmless(link: PurePosixPath, target: str, workspace: PurePosixPath) -> b
         return False
     start = ("/",) if target.startswith("/") else link.parent.parts
     place = PurePosixPath(*start[: max(1, len(start) - num_up)], *parts[num_up:])
-    if workspace.is_relative_to(place) or place.is_relative_to(workspace / REWARD_FOLDER):
+    if workspace.is_relative_to(place) or (hidden is not None and place.is_relative_to(hidden)):
         return False
     return place.is_relative_to(workspace) or place.parts[1] in INSTALLED
 
@@ -86,7 +90,8 @@ def _has_no_end(entry: os.DirEntry[str]) -> bool:
     return status.st_size - 512 * status.st_blocks > MOST_HOLES_BYTES
 
 
-def _allow(path: str, bits: int) -> None:
+def allow(path: str, bits: int) -> None:
+    """Its owner may do at least what `bits` say; links are not looked at."""
     mode = stat.S_IMODE(os.lstat(path).st_mode)
     if mode & bits != bits:
         os.chmod(path, mode | bits)

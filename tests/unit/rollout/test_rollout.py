@@ -171,7 +171,7 @@ async def test_a_first_reply_without_end_is_the_policys_doing_if_it_had_most_of_
         call = replace(answered, reply=None, tokens=None, failure="cancelled", duration_s=open_s)
         trace = Trace(calls=(call,), exec_result=TIMED_OUT)
         with pytest.raises(SandboxError, match=told) if told else nullcontext():
-            check_machine(trace, Limits(deadline_s=30, reserve_s=10))
+            check_machine(trace, 20.0)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -5,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawhpc.errors import SandboxError, VerifierError
-from clawhpc.records import WORKSPACE_MOUNT, ExecResult, TaskSpec
+from clawhpc.records import WORKSPACE_MOUNT, ExecResult, ScriptCheck, TaskSpec, Verdict, Verifier
 from clawhpc.sandbox.base import Mount, SandboxCommand
-from clawhpc.verify.script import read_reward, verify_workspace
+from clawhpc.verify.reward import read_reward
+from clawhpc.verify.script import verify_workspace
 from tests.fakes.records import script_verifier
 from tests.fakes.sandbox import HostSandbox, ScriptedSandbox, result
 
@@ -30,6 +32,18 @@ class Bench:
         (self.reward / "reward.sh").write_text(script)
         verdict = await verify_workspace(self.task, self.workspace, self.sandbox, sandbox_id="v", timeout_s=timeout_s)
         return verdict.reward
+
+
+@dataclass
+class WritingSandbox(ScriptedSandbox):
+    """Writes reward.json where the command may, and remembers what it was told to run."""
+
+    writes: str = ""
+
+    async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
+        self.command, self.timeout_s = command, timeout_s
+        (command.mounts[-1].source / "reward.json").write_text(self.writes)
+        return self.says
 
 
 @pytest.fixture
@@ -60,6 +74,42 @@ async def test_the_command_shows_workspace_and_reward_at_their_paths_and_nothing
     )
     assert command.home is None
     assert command.proxy_socket is None
+
+
+async def test_a_check_of_its_own_places_starts_where_it_says_and_writes_its_reward(bench: Bench) -> None:
+    check = ScriptCheck(
+        folder=str(bench.reward),
+        script="test.sh",
+        mount="/tests",
+        reward_folder="/logs/verifier",
+        cwd="/app",
+        env={"MODE": "fast", "PYTEST_ADDOPTS": "-p planted"},
+        timeout_s=3.0,
+    )
+    task = TaskSpec(
+        task_id="t",
+        instruction="Do it.",
+        input_dir=None,
+        verifier=Verifier(script=check),
+        workspace_mount="/app",
+        env={"MODE": "slow", "PYTHONPATH": "/app/src"},
+    )
+    sandbox = WritingSandbox(result(exit_code=1), writes='{"reward": 0.5, "speed": 2}')
+    verdict = await verify_workspace(task, bench.workspace, sandbox, sandbox_id="v", timeout_s=9.0)
+    assert verdict == Verdict(reward=0.5, breakdown={"speed": 2.0})
+    assert sandbox.timeout_s == 3.0
+    assert sandbox.command.argv == ("bash", "/tests/test.sh")
+    assert sandbox.command.cwd == "/app"
+    assert {mount.target: mount.writable for mount in sandbox.command.mounts} == {
+        "/app": True,
+        "/tests": False,
+        "/logs/verifier": True,
+    }
+    assert sandbox.command.env["MODE"] == "fast"
+    assert sandbox.command.env["PYTHONSAFEPATH"] == "1"
+    assert sandbox.command.env["PYTHONPATH"] == "/tests:/app/src"
+    assert "planted" not in sandbox.command.env["PYTEST_ADDOPTS"]
+    assert "--rootdir=/tests" in sandbox.command.env["PYTEST_ADDOPTS"]
 
 
 async def test_what_lies_in_the_workspace_is_not_on_the_path_of_a_helper(bench: Bench) -> None:
@@ -190,19 +240,19 @@ async def test_a_workspace_that_is_gone_is_a_verifier_failure(bench: Bench) -> N
 )
 def test_what_is_no_number_from_0_to_1_is_a_failure_never_0(stdout: str) -> None:
     with pytest.raises(VerifierError, match=r"reward\.sh of t printed"):
-        read_reward("t", result(stdout=stdout))
+        read_reward("reward.sh", "t", result(stdout=stdout))
 
 
 @given(st.floats(0, 1))
 def test_every_number_from_0_to_1_is_read_back(reward: float) -> None:
-    assert read_reward("t", result(stdout=f"noise\n{reward!r}\n")) == reward
+    assert read_reward("reward.sh", "t", result(stdout=f"noise\n{reward!r}\n")) == reward
 
 
 @pytest.mark.parametrize(
     ("stdout", "reward"), [("1", 1.0), (" 0.5 \n\n", 0.5), (".5", 0.5), ("1.", 1.0), ("+1", 1.0), ("5e-1", 0.5)]
 )
 def test_plain_spellings_of_numbers_are_read(stdout: str, reward: float) -> None:
-    assert read_reward("t", result(stdout=stdout)) == reward
+    assert read_reward("reward.sh", "t", result(stdout=stdout)) == reward
 
 
 async def test_a_long_output_is_cut_in_the_message(bench: Bench) -> None:

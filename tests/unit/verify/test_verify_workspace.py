@@ -14,6 +14,15 @@ from hypothesis import strategies as st
 from clawhpc.records import WORKSPACE_MOUNT
 from clawhpc.verify.workspace import LONGEST_PATH, MOST_HOLES_BYTES, is_harmless, make_safe
 
+REWARD = f"{WORKSPACE_MOUNT}/reward"
+
+
+def harmless(target: str) -> bool:
+    """For a link in a folder of the workspace, in which the verifier's folder is to stand."""
+    return is_harmless(
+        PurePosixPath(WORKSPACE_MOUNT, "sub/link"), target, PurePosixPath(WORKSPACE_MOUNT), PurePosixPath(REWARD)
+    )
+
 
 @pytest.mark.parametrize(
     "target",
@@ -37,7 +46,7 @@ from clawhpc.verify.workspace import LONGEST_PATH, MOST_HOLES_BYTES, is_harmless
     ],
 )
 def test_a_link_to_another_place_of_the_workspace_or_to_programs_is_harmless(target: str) -> None:
-    assert is_harmless(PurePosixPath(WORKSPACE_MOUNT, "sub/link"), target, PurePosixPath(WORKSPACE_MOUNT))
+    assert harmless(target)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +89,26 @@ def test_a_link_to_another_place_of_the_workspace_or_to_programs_is_harmless(tar
     ],
 )
 def test_a_link_to_anywhere_else_is_not(target: str) -> None:
-    assert not is_harmless(PurePosixPath(WORKSPACE_MOUNT, "sub/link"), target, PurePosixPath(WORKSPACE_MOUNT))
+    assert not harmless(target)
 
 
 def test_among_programs_the_folder_that_a_workspace_lies_in_is_no_harmless_place() -> None:
     workspace = PurePosixPath("/opt/tasks/workspace")
-    assert not is_harmless(workspace / "link", "/opt", workspace)
-    assert not is_harmless(workspace / "link", "../..", workspace)
-    assert is_harmless(workspace / "link", "/opt/conda", workspace)
+    assert not is_harmless(workspace / "link", "/opt", workspace, None)
+    assert not is_harmless(workspace / "link", "../..", workspace, None)
+    assert is_harmless(workspace / "link", "/opt/conda", workspace, None)
+
+
+def test_a_verifier_that_stands_elsewhere_is_no_place_to_lead_to_and_a_folder_reward_is_the_harness_s_own(
+    tmp_path: Path,
+) -> None:
+    workspace = tmp_path / "workspace"
+    (workspace / "reward").mkdir(parents=True)
+    (workspace / "reward" / "gold.txt").touch()
+    (workspace / "answer").symlink_to("/tests/expected")
+    (workspace / "prize").symlink_to("reward/gold.txt")
+    make_safe(workspace, "/app", "/tests")
+    assert sorted(path.name for path in workspace.rglob("*")) == ["gold.txt", "prize", "reward"]
 
 
 NAMES = ("a", "b", "reward")
@@ -107,7 +128,7 @@ def test_no_path_by_a_link_that_stayed_leads_out_or_to_the_verifier(links: dict[
         (workspace / "d/d").mkdir(parents=True)
         for place, target in links.items():
             (workspace / place).symlink_to(target.format(workspace))
-        make_safe(workspace, str(workspace))
+        make_safe(workspace, str(workspace), f"{workspace}/reward")
         (workspace / "reward/a").mkdir(parents=True)
         stayed = [workspace / place for place in links if (workspace / place).is_symlink()]
         for path in (Path(link, *names) for link in stayed for n in range(3) for names in product(NAMES, repeat=n)):
@@ -130,7 +151,7 @@ def test_folders_too_deep_for_a_path_are_moved_out_and_hide_no_link(tmp_path: Pa
         os.close(here)
         here = below
     os.close(here)
-    make_safe(workspace, WORKSPACE_MOUNT)
+    make_safe(workspace, WORKSPACE_MOUNT, REWARD)
     found = [(folder, names) for folder, names, files in os.walk(workspace) if not files]
     assert max(len(folder) for folder, _ in found) <= LONGEST_PATH
     assert len(list(os.walk(workspace))) == len(found) > 5
@@ -146,7 +167,7 @@ def test_sound_files_are_left_as_they_are(tmp_path: Path) -> None:
     (workspace / "run").touch(mode=0o100)
     with (workspace / "disk.img").open("w") as file:
         file.truncate(MOST_HOLES_BYTES)
-    make_safe(workspace, WORKSPACE_MOUNT)
+    make_safe(workspace, WORKSPACE_MOUNT, REWARD)
     modes = {path.name: path.stat().st_mode & 0o777 for path in workspace.iterdir() if path.name != "reward"}
     assert modes == {"file": 0o644, "run": 0o500, "disk.img": 0o644}
 
@@ -159,5 +180,5 @@ def test_what_keeps_a_reader_waiting_for_ever_is_gone(tmp_path: Path) -> None:
         one.bind(os.path.relpath(workspace / "socket"))
     with (workspace / "zeros").open("w") as file:
         file.truncate(MOST_HOLES_BYTES + 1)
-    make_safe(workspace, WORKSPACE_MOUNT)
+    make_safe(workspace, WORKSPACE_MOUNT, REWARD)
     assert sorted(path.name for path in workspace.rglob("*")) == ["reward", "sub"]
