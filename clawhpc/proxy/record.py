@@ -10,9 +10,9 @@ import anyio
 
 from clawhpc.engine.render import RecordedReply
 from clawhpc.proxy.history import HeardHistory, ReplyIndex
-from clawhpc.proxy.respond import Prompt, Response
+from clawhpc.proxy.respond import NO_USAGE, Prompt, Response
 from clawhpc.proxy.tokens import TokenStore
-from clawhpc.records import CallRecord, CallRole, Conversation, Tool, Usage
+from clawhpc.records import CallRecord, CallRole, Conversation, Tool
 from clawhpc.wire.base import WireError, WireRequest
 
 
@@ -140,7 +140,8 @@ class CallMemory:
             unlisted=call.request.unlisted,
             reply=response.reply if response else None,
             tokens=None,
-            usage=response.usage if response else Usage(input_tokens=0, output_tokens=0),
+            usage=response.usage if response else NO_USAGE,
+            model=response.model if response else "",
             received_at=call.received_at,
             duration_s=ended - call.started,
             engine_s=response.engine_s if response else 0.0,

@@ -1,4 +1,4 @@
-"""What answers a call: the policy behind the engine, or a script.
+"""What answers a call: the policy behind the engine, or a script; a model behind an API is in `endpoint`.
 
 Answering has two stages. `prepare` turns the conversation into a prompt, so that the true number of input tokens, and a
 prompt that does not fit, are known before the first byte is sent. `respond` draws.
@@ -20,6 +20,9 @@ from clawhpc.engine.render import ChatRenderer, RecordedReply, RenderedPrompt
 from clawhpc.records import Conversation, Generation, Reply, Usage
 from clawhpc.wire.base import ContextOverflow
 
+NO_USAGE = Usage(input_tokens=0, output_tokens=0)
+"""Of an answer that no model has given, and of none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -29,7 +32,7 @@ class Prompt:
     rendered: RenderedPrompt | None
     """None when no tokens are involved."""
     temperature: float | None = None
-    """That it will be answered at, whatever was asked for; None when no tokens are involved."""
+    """That it will be answered at, whatever was asked for; None for a script."""
 
     @property
     def num_tokens(self) -> int:
@@ -47,6 +50,8 @@ class Draw:
     seed: int
     max_tokens: int
     """What is left of the rollout's budget."""
+    note: Callable[[str], None] = lambda incident: None
+    """Hears what goes wrong on the way, although the call is answered: see `CallRecord.incidents`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +61,12 @@ class Response:
     reply: Reply
     generation: Generation | None
     """None for a text-only answer."""
-    prompt_tokens: int = 0
-    """What the engine received."""
+    usage: Usage = NO_USAGE
+    """What the engine received and drew, or what an endpoint has counted; zeros for a script."""
+    model: str = ""
+    """See `CallRecord`."""
     engine_s: float = 0.0
     """The wait for the engine."""
-
-    @property
-    def usage(self) -> Usage:
-        """What the engine received and drew; zeros for a text-only answer."""
-        if self.generation is None:
-            return Usage(input_tokens=0, output_tokens=0)
-        return Usage(
-            input_tokens=self.prompt_tokens,
-            output_tokens=len(self.generation.completion_ids),
-            cached_tokens=self.generation.cached_tokens,
-        )
 
 
 class Responder(Protocol):
@@ -166,7 +162,12 @@ class PolicyResponder:
             new_id=partial(next, (f"call_{draw.call_id}_{at}" for at in count())),
             stop_sequence=stopped[1] if stopped else "",
         )
-        return Response(reply=reply, generation=generation, prompt_tokens=prompt.num_tokens, engine_s=engine_s)
+        usage = Usage(
+            input_tokens=prompt.num_tokens,
+            output_tokens=len(generation.completion_ids),
+            cached_tokens=generation.cached_tokens,
+        )
+        return Response(reply=reply, generation=generation, usage=usage, engine_s=engine_s)
 
     async def recover(self) -> None:
         """See `Engine.recover`."""

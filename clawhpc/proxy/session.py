@@ -299,6 +299,7 @@ class Session:
                 request_id=f"{self._request_prefix}-{call.call_id}-{num_draws}",
                 seed=derive_seed(self._seed, call.call_id),
                 max_tokens=self._limits.max_sampled_tokens - self._num_sampled,
+                note=call.incidents.append,
             )
             try:
                 return await self._responder.respond(call.prompt, draw)

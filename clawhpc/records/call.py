@@ -132,6 +132,8 @@ class CallRecord:
     tokens: CallTokens | None
     """None for a text-only record (oracle, API model), which RL refuses, and for a failed call."""
     usage: Usage
+    model: str = ""
+    """Of a text-only record: the model behind an API that answered, as its endpoint calls it. Empty for all others."""
     received_at: float
     """Seconds since the epoch."""
     duration_s: float

@@ -50,7 +50,8 @@ from clawhpc.store import (
     unsealed_groups,
     write_atomic,
 )
-from clawhpc.worker.desk import Desk, PolicyDesk
+from clawhpc.worker.desk import Desk
+from clawhpc.worker.endpoint_desk import open_desk
 from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -85,9 +86,11 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
             sandbox = await open_sandbox_here(spec, ledger)
             for folder in (Path(spec.run_root), cache_dir):
                 sandbox.check_hidden(folder)
-            desk = PolicyDesk(spec, paths, worker_id, ledger, tasks)
-            worker = Worker(spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch)
-            await worker.work()
+            async with open_desk(spec, paths, worker_id, ledger, tasks) as desk:
+                worker = Worker(
+                    spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch
+                )
+                await worker.work()
             tasks.cancel_scope.cancel()
     return told_by[0] if told_by else None
 
