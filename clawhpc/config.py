@@ -165,6 +165,10 @@ class RunConfig:
                 f"learner.critic.warmup_steps={warmup_steps}: must be less than campaign.num_steps={num_steps}, "
                 "or the policy never learns"
             )
+        by_harness = {"tasks.turns": self.tasks.turns, "credit.harness_weights": self.credit.harness_weights}
+        for key, named in by_harness.items():
+            if unknown := sorted(named.keys() - ADAPTERS.keys()):
+                raise ValueError(f"{key}.{unknown[0]}: allowed are {', '.join(ADAPTERS)}")
 
     def policy_folder(self) -> Path:
         """`policy.folder`, or where sft puts what it makes of these settings: other settings, another policy."""
@@ -236,6 +240,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
             tasks=tasks,
             harnesses=config.harness.names,
             mix=config.tasks.mix,
+            turns=config.tasks.turns,
         )
 
 
@@ -344,7 +349,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 def register_defaults() -> None:
     """Give Hydra the defaults of the settings classes, on which conf/config.yaml builds."""
     defaults = OmegaConf.create(msgspec.to_builtins(RunConfig()))
-    free = (defaults.credit.role_weights, defaults.launch.slurm.sbatch, defaults.launch.campaign.sbatch)
+    free = (
+        *(defaults.tasks.turns, defaults.credit.role_weights, defaults.credit.harness_weights),
+        *(defaults.launch.slurm.sbatch, defaults.launch.campaign.sbatch),
+    )
     for mapping in free:
         OmegaConf.set_struct(mapping, False)  # its keys are the user's: Hydra takes those that it has not seen
     ConfigStore.instance().store(name="defaults", node=defaults)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -34,7 +34,7 @@ from clawhpc.passrate import by_pair, paired_difference, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupKey, GroupPlan, Phase, RolloutRecord, StepPlan, TaskSpec
 from clawhpc.store import read_rollouts, read_usage, sweep_parts, write_atomic
-from clawhpc.tasks.mix import Mix, check_mix, plan_groups
+from clawhpc.tasks.mix import ONE_TURN_EACH, Mix, check_mix, plan_groups
 from clawhpc.tasks.sets import TaskSets
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Campaign:
         tasks: TaskSets,
         harnesses: Sequence[str],
         mix: Mix,
+        turns: Mapping[str, int] = ONE_TURN_EACH,
     ) -> None:
         """Evaluates on the held-out `tasks`, all of them: see `choose_heldout`."""
         self._cpu_began_s = time.process_time()
@@ -64,6 +65,7 @@ class Campaign:
         self._heldout = tasks.heldout
         self._harnesses = harnesses
         self._mix = mix
+        self._turns = turns
 
     def run(
         self,
@@ -77,7 +79,7 @@ class Campaign:
         UserError when there are too few tasks for a step, or not the GPUs that the learner is to have.
         """
         if self._settings.num_steps:
-            check_mix(self._mix, self._settings.groups_per_step, len(self._tasks), len(self._harnesses))
+            check_mix(self._mix, self._settings.groups_per_step, len(self._tasks), len(self._harnesses), self._turns)
         from clawhpc.learner.callbacks import wandb_run  # torch: not before it is needed
         from clawhpc.learner.trainer import LearnerPaths, check_devices, fit_rl
 
@@ -97,6 +99,7 @@ class Campaign:
                 logger=logger,
                 environment=self._ledger.environment,
                 hosts=hosts,
+                by_harness=len(self._harnesses) > 1,
             )
         self._finish(last, before, self.evaluate(last))
 
@@ -153,6 +156,7 @@ class Campaign:
             step=step,
             num_groups=self._settings.groups_per_step,
             seed=self._settings.seed,
+            turns=self._turns,
         )
         return make_plan(
             "train",

@@ -35,6 +35,10 @@ class CreditSettings:
     """For a critic: advantages of a step are brought to mean 0 and std 1, for each role by itself."""
     role_weights: dict[str, float] = field(default_factory=dict)
     """Role other than main -> weight of its loss beside that of the main paths. A role not named does not train."""
+    harness_weights: dict[str, float] = field(default_factory=dict)
+    """Harness -> weight of its rollouts in the loss beside those of others; 1 where it is not named. One of 2 counts as
+    if each of its rollouts stood there twice.
+    """
 
     def __post_init__(self) -> None:
         for key, allowed in (("estimator", Estimator), ("baseline", Baseline)):
@@ -48,6 +52,9 @@ class CreditSettings:
         for role, weight in self.role_weights.items():
             if role not in roles or not 0 < weight < math.inf:
                 raise ValueError(f"role_weights.{role}={weight}: allowed are {', '.join(roles)}, each a number over 0")
+        for harness, weight in self.harness_weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"harness_weights.{harness}={weight}: must be a number over 0")
 
     @property
     def needs_critic(self) -> bool:
@@ -62,3 +69,7 @@ class CreditSettings:
     def role_weight(self, role: CallRole) -> float:
         """Of the loss of a role that trains, beside 1 for main."""
         return 1.0 if role is CallRole.MAIN else self.role_weights[role]
+
+    def harness_weight(self, harness: str) -> float:
+        """Of the loss of a harness's rollouts, beside 1 for one that is not named."""
+        return self.harness_weights.get(harness, 1.0)

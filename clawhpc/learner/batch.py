@@ -113,6 +113,8 @@ class Draws:
     """By the policy before the update."""
     reference_logprobs: Tensor | None = None
     """By the policy that the run began with."""
+    harness: Tensor | None = None
+    """In which it was drawn: its number among `StepBatch.harnesses`; None where they are not told apart."""
 
     def __len__(self) -> int:
         return len(self.sampling_logprobs)

@@ -22,7 +22,11 @@ StepSource = Callable[[int], StepBatch | None]
 
 
 def rl_source(
-    collect: Callable[[int], Sequence[RolloutRecord] | None], settings: LearnerSettings, credit: CreditSettings
+    collect: Callable[[int], Sequence[RolloutRecord] | None],
+    settings: LearnerSettings,
+    credit: CreditSettings,
+    *,
+    by_harness: bool = False,
 ) -> StepSource:
     """Steps of reinforcement learning from the rollouts that `collect` returns."""
 
@@ -31,7 +35,7 @@ def rl_source(
         if (records := collect(step)) is None:
             return None
         collected = time.perf_counter()
-        batch = build_rl_step(step, records, settings, credit)
+        batch = build_rl_step(step, records, settings, credit, by_harness=by_harness)
         batch.metrics["time/collect_s"] = collected - began
         batch.metrics["time/build_s"] = time.perf_counter() - collected
         return batch

@@ -25,18 +25,23 @@ are maxima.
 """
 
 
-def token_weights(num_tokens: Sequence[int], normaliser: Normaliser, constant_tokens: int) -> list[float]:
+def token_weights(
+    num_tokens: Sequence[int], normaliser: Normaliser, constant_tokens: int, times: Sequence[float] | None = None
+) -> list[float]:
     """Aligned with the rollouts of a step: the weight of each trained token of theirs, given how many they have.
 
     `token`: every token weighs the same and all together 1. `rollout`: every rollout that has tokens weighs the same,
     and all together 1. `constant`: one over `constant_tokens` and the number of rollouts (Dr. GRPO, arXiv 2503.20783).
+    With `times`, aligned too, a rollout counts as if it stood there so many times, in the denominators as well.
     """
-    num_rollouts = max(1, sum(count > 0 for count in num_tokens))
+    times = [1.0] * len(num_tokens) if times is None else times
+    num_rollouts = sum(often for often, count in zip(times, num_tokens, strict=True) if count) or 1.0
     if normaliser == "token":
-        return [1.0 / max(1, sum(num_tokens))] * len(num_tokens)
+        total = sum(often * count for often, count in zip(times, num_tokens, strict=True)) or 1.0
+        return [often / total for often in times]
     if normaliser == "rollout":
-        return [1.0 / (num_rollouts * max(1, count)) for count in num_tokens]
-    return [1.0 / (num_rollouts * constant_tokens)] * len(num_tokens)
+        return [often / (num_rollouts * max(1, count)) for often, count in zip(times, num_tokens, strict=True)]
+    return [often / (num_rollouts * constant_tokens) for often in times]
 
 
 def chunked_logprobs(

@@ -117,6 +117,7 @@ class LearnerModule(LightningModule):
                 optimizer.step()
             optimizer.zero_grad()
         self._judge(step.step, total)
+        self.add_after(step, draws, total)
         total = total.fetch()
         for other in self.ranks.gather(total)[1:]:
             total.join(other)
@@ -135,6 +136,9 @@ class LearnerModule(LightningModule):
     def prepare(self, step: StepBatch) -> tuple[Draws, dict[str, float]]:
         """What the updates need to know of the step's draws, and what there is to log of it."""
         return step.draws.to(self.device), {}
+
+    def add_after(self, step: StepBatch, draws: Draws, total: StepMeans) -> None:
+        """What there is to add up once all updates of the step are made."""
 
     def waiting(self, step: int) -> list[nn.Parameter]:
         """What stays as it is in this step."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clawhpc.learner.batch import Draws, TreeBatch
+from clawhpc.learner.by_harness import add_gaps
 from clawhpc.learner.losses import Sums, policy_loss, value_loss
 from clawhpc.learner.means import StepMeans, sum_of_trained
 from clawhpc.learner.module import LearnerModule
@@ -163,6 +164,12 @@ class RlModule(LearnerModule):
             loss, sums = of_values if values_only else loss + of_values, sums | more
         self.manual_backward(loss)
         total.add(sums | {"entropy": sum_of_trained(output.entropy_N, known.token_weight)}, known.token_weight)
+
+    def add_after(self, step: StepBatch, draws: Draws, total: StepMeans) -> None:
+        """The gap between log-probs, harness by harness, unless old ones were not needed: an own critic warms up."""
+        if step.harnesses and not (self.critic is not None and self.policy_waits(step.step)):
+            own_N = torch.cat([row.draw_N for row in step.rows]).to(self.device)
+            add_gaps(total, draws, own_N, step.harnesses)
 
     def _value_loss(self, values_N: Tensor, known: Draws) -> tuple[Tensor, Sums]:
         assert known.old_values is not None, "prepared"

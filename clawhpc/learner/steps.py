@@ -23,6 +23,7 @@ from clawhpc.credit.settings import CreditSettings
 from clawhpc.credit.values import RewardedTurns, ValueCredit, credit_values
 from clawhpc.errors import UserError
 from clawhpc.learner.batch import Draws, StepTree, TreeBatch, build_batches
+from clawhpc.learner.by_harness import advantages_by_harness, harness_metrics
 from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.records import MACHINE_OUTCOMES, CallRole, RolloutRecord
@@ -47,24 +48,37 @@ class StepBatch:
     """Of the rollouts, their trees and their credit; names as they are logged."""
     credit: Callable[[Floats], ValueCredit] | None = None
     """What the values of the draws, (M,) in units of reward, make of their rewards; None where values play no part."""
+    harnesses: tuple[str, ...] = ()
+    """Of its rollouts, where the log is to tell them apart."""
 
 
 def build_rl_step(
-    step: int, records: Sequence[RolloutRecord], settings: LearnerSettings, credit: CreditSettings
+    step: int,
+    records: Sequence[RolloutRecord],
+    settings: LearnerSettings,
+    credit: CreditSettings,
+    *,
+    by_harness: bool = False,
 ) -> StepBatch:
     """Rows for the rollouts that have something to teach. Denominators count every rollout that trains.
 
     So leaving out rollouts whose advantage is 0 saves their computation and changes no number. A record whose tree
     cannot be built is left out before the baseline is taken; calls that fit into no row, and draws that are stale,
     before the denominators are. All are counted, and whole rollouts and calls named in the log. UserError where nothing
-    but the budget keeps the step from training.
+    but the budget keeps the step from training. Rows hold rollouts of one harness after those of another, for these
+    share their head; the update is of all of them together. `by_harness`: each of these is told apart in the log.
     """
     pruned = {record.rollout_id: tree for record in records if (tree := _prune(record, credit)) is not None}
     sound = [record for record in records if record.rollout_id in pruned]
     training = [record for record in sound if record.trains]
-    least_version = step - settings.max_staleness
     lessons = [
-        _Lesson.of(pruned[record.rollout_id].tree, settings, least_version=least_version, reward=reward_of(record))
+        _Lesson.of(
+            pruned[record.rollout_id].tree,
+            settings,
+            least_version=step - settings.max_staleness,
+            reward=reward_of(record),
+            harness=record.key.harness,
+        )
         for record in training
     ]
     lessons = _weighed(lessons, settings, credit)
@@ -72,7 +86,7 @@ def build_rl_step(
     if not credit.needs_critic:
         lessons = _compared(lessons, credited)
     wanted = [lesson for lesson in lessons if _always(settings, credit) or _stands_out(lesson, credited)]
-    taught = [lesson for lesson in wanted if lesson.num_tokens]
+    taught = sorted((lesson for lesson in wanted if lesson.num_tokens), key=lambda lesson: lesson.harness)
     if not taught:
         _check_budget(wanted, settings)
     trains = any(lesson.weights.any() for lesson in taught)  # else all are stale: an update would be momentum alone
@@ -86,8 +100,17 @@ def build_rl_step(
         "collect/retried_share": _share([record.num_attempts > 1 for record in records]),
         "collect/failed_share": _share([record.outcome in MACHINE_OUTCOMES for record in records]),
     }
-    of_values = _credit_of_values(taught, credit) if credit.needs_critic else None
-    return StepBatch(step=step, rows=rows, draws=_draws(taught), metrics=metrics, credit=of_values)
+    if by_harness:
+        metrics |= harness_metrics(sound, credit)
+    harnesses = tuple(sorted({lesson.harness for lesson in taught})) if by_harness else ()
+    return StepBatch(
+        step=step,
+        rows=rows,
+        draws=_draws(taught, harnesses),
+        metrics=metrics,
+        credit=_credit_of_values(taught, credit, by_harness=by_harness) if credit.needs_critic else None,
+        harnesses=harnesses,
+    )
 
 
 def build_sft_step(step: int, trees: Sequence[CallTree], settings: LearnerSettings) -> StepBatch:
@@ -121,9 +144,18 @@ class _Lesson:
     advantages: Floats
     """0 until it is compared; where values decide, it never is."""
     reward: float
+    harness: str
 
     @classmethod
-    def of(cls, whole: CallTree, settings: LearnerSettings, *, least_version: int, reward: float = 0.0) -> _Lesson:
+    def of(
+        cls,
+        whole: CallTree,
+        settings: LearnerSettings,
+        *,
+        least_version: int,
+        reward: float = 0.0,
+        harness: str = "",
+    ) -> _Lesson:
         """What of a rollout's tree can be taught: draws by `least_version` or newer, in paths that fit into a row."""
         tree, refused = _fit(whole, settings)
         drawn = [tree.nodes[draw.node_id] for draw in tree.draws]
@@ -141,6 +173,7 @@ class _Lesson:
             weights=np.zeros(len(versions)),
             advantages=np.zeros(len(versions)),
             reward=reward,
+            harness=harness,
         )
 
     @property
@@ -158,9 +191,10 @@ def _weighed(lessons: Sequence[_Lesson], settings: LearnerSettings, credit: Cred
     """With the weight of each token in the loss; the tokens of a role share their weights among themselves."""
     loss = settings.loss
     weights = [np.zeros(lesson.num_tokens) for lesson in lessons]
+    times = [credit.harness_weight(lesson.harness) for lesson in lessons]
     for role in credit.trained_roles:
         trained = [lesson.fresh & (lesson.roles == role) for lesson in lessons]
-        shares = token_weights([int(at.sum()) for at in trained], loss.normaliser, loss.constant_tokens)
+        shares = token_weights([int(at.sum()) for at in trained], loss.normaliser, loss.constant_tokens, times)
         for of_lesson, at, share in zip(weights, trained, shares, strict=True):
             of_lesson[at] = share * credit.role_weight(role)
     return [replace(lesson, weights=of_lesson) for lesson, of_lesson in zip(lessons, weights, strict=True)]
@@ -188,10 +222,20 @@ def _stands_out(lesson: _Lesson, credited: Mapping[CallRole, Credit]) -> bool:
     return any(credited[role].advantages.get(lesson.tree.rollout_id) for role in _roles(lesson.whole))
 
 
-def _credit_of_values(lessons: Sequence[_Lesson], credit: CreditSettings) -> Callable[[Floats], ValueCredit]:
+def _credit_of_values(
+    lessons: Sequence[_Lesson], credit: CreditSettings, *, by_harness: bool
+) -> Callable[[Floats], ValueCredit]:
     rewarded = [RewardedTurns(turns=conversation_turns(lesson.tree), reward=lesson.reward) for lesson in lessons]
     trains_M = np.concatenate([np.zeros(0, dtype=bool), *(lesson.trains for lesson in lessons)])
-    return lambda values_M: credit_values(rewarded, values_M, trains_M, credit)
+    harness_M = [lesson.harness for lesson in lessons for _ in range(lesson.num_tokens)] if by_harness else []
+
+    def of_values(values_M: Floats) -> ValueCredit:
+        credited = credit_values(rewarded, values_M, trains_M, credit)
+        if not by_harness:
+            return credited
+        return replace(credited, metrics=credited.metrics | advantages_by_harness(credited, harness_M, trains_M))
+
+    return of_values
 
 
 def _always(settings: LearnerSettings, credit: CreditSettings) -> bool:
@@ -199,7 +243,7 @@ def _always(settings: LearnerSettings, credit: CreditSettings) -> bool:
     return credit.needs_critic or settings.loss.kl_coef > 0
 
 
-def _draws(lessons: Sequence[_Lesson]) -> Draws:
+def _draws(lessons: Sequence[_Lesson], harnesses: Sequence[str] = ()) -> Draws:
     """What is known before the policy is asked."""
     drawn = (lesson.tree.nodes[draw.node_id] for lesson in lessons for draw in lesson.tree.draws)
     return Draws(
@@ -207,6 +251,11 @@ def _draws(lessons: Sequence[_Lesson]) -> Draws:
         token_weight=_joined([lesson.weights for lesson in lessons]),
         advantages=_joined([lesson.advantages for lesson in lessons]),
         rewards=_joined([np.full(lesson.num_tokens, lesson.reward) for lesson in lessons]),
+        harness=torch.tensor(
+            [number for lesson in lessons for number in [harnesses.index(lesson.harness)] * lesson.num_tokens]
+        )
+        if harnesses
+        else None,
     )
 
 

@@ -75,12 +75,13 @@ def fit_rl(
     logger: Logger | Literal[False] = False,
     environment: Mapping[str, str] = MappingProxyType({}),
     hosts: Sequence[Host] = (THIS_HOST,),
+    by_harness: bool = False,
 ) -> int:
     """Make at most `num_steps` steps, starting from the policy in folder `policy`; returns the step of the last policy.
 
     PolicyVersion k is in `policy_folder(k)` before `collect(k)` is called, which may block, and returns the rollouts of
     step k, or None to end here. All of this happens in this process. The others run on `hosts`, which are as many as
-    `settings.num_nodes`, this one first; `environment` is for them.
+    `settings.num_nodes`, this one first; `environment` is for them. `by_harness`: the log tells harnesses apart.
     """
     first = read_policy(policy)
     job = RankJob(
@@ -94,7 +95,7 @@ def fit_rl(
     with _ranks(job, hosts, logs=paths.ranks, environment=environment) as ranks:
         return fit(
             job.module(ranks),
-            shared_source(rl_source(collect, settings, credit), ranks),
+            shared_source(rl_source(collect, settings, credit, by_harness=by_harness), ranks),
             [
                 PrintSteps(num_steps, RL_LINE, every=1),
                 WriteCsv(paths.metrics / "metrics.csv"),

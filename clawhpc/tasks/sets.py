@@ -29,6 +29,13 @@ class TaskSettings:
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     mix: Mix = "turns"
     """How the groups of a step are shared out among several harnesses: `turns`, `each`, `one`."""
+    turns: dict[str, int] = field(default_factory=dict)
+    """For `mix=turns`: harness -> how many turns it takes to another's one, its share of the groups; 1 by default."""
+
+    def __post_init__(self) -> None:
+        for name, count in self.turns.items():
+            if count < 1:
+                raise ValueError(f"turns.{name}={count}: must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,18 @@ def test_a_role_that_no_file_names_gets_its_weight_on_the_command_line(override:
     assert typed(compose_config(override)).credit.role_weights == {"subagent": 0.5}
 
 
+def test_what_a_harness_weighs_and_how_often_it_takes_its_turn_can_be_swept() -> None:
+    swept = runs_of_sweep(
+        "mix_harness",
+        "harness.names=[claude_code,pi]",
+        "tasks.mix=turns",
+        "tasks.turns={pi: 2},{pi: 3}",
+        "credit.harness_weights.claude_code=1,2",
+    )
+    found = [(run.tasks.turns["pi"], run.credit.harness_weights["claude_code"]) for run in swept]
+    assert found == [(2, 1.0), (2, 2.0), (3, 1.0), (3, 2.0)]
+
+
 def test_a_mapping_with_free_keys_opens_no_other() -> None:
     assert typed(compose_config("launch.slurm.sbatch.nice=100")).launch.slurm.sbatch == {"nice": 100}
     with pytest.raises(UserError, match=r"role_weights.subagnt=1.0: allowed are subagent, compaction, side"):
@@ -162,6 +174,10 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("learner.loss.importance_low=3",), ("importance_high=2.0", "importance_low", "learner.loss")),
         (("learner.critic.backbone=none",), ("learner.critic.backbone", "own")),
         (("credit.estimator=gae",), ("credit.estimator", "tree_gae")),
+        (("credit.harness_weights.emacs=2",), ("credit.harness_weights.emacs", "claude_code")),
+        (("harness=mixed", "credit.harness_weights.pi=0"), ("harness_weights.pi=0", "over 0", "`credit`")),
+        (("harness=mixed", "tasks.turns={cdex: 2}"), ("tasks.turns.cdex", "claude_code", "codex")),
+        (("harness=mixed", "tasks.turns.pi=0"), ("turns.pi=0", "at least 1", "`tasks`")),
         (("credit.std_epsilon=-1",), ("std_epsilon=-1", "at least 0", "`credit`")),
         (("credit.std_epsilon=nan",), ("std_epsilon=nan", "at least 0", "`credit`")),
         (("policy.folder=",), ("policy.folder is empty",)),

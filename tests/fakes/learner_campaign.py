@@ -65,6 +65,7 @@ class Campaign:
     num_steps: int = NUM_STEPS
     logger: Logger | Literal[False] = False
     hosts: Sequence[Host] = (THIS_HOST,)
+    by_harness: bool = False
     kill_when: Callable[[str, int], bool] = lambda event, step: False
     events: list[tuple[str, int]] = field(default_factory=list)
 
@@ -79,6 +80,7 @@ class Campaign:
             paths=LearnerPaths(checkpoints=self.run.checkpoints, metrics=self.run.metrics),
             logger=self.logger,
             hosts=self.hosts,
+            by_harness=self.by_harness,
         )
         return load_file(self.run.policy(last) / "model.safetensors")
 

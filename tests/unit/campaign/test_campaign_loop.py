@@ -124,7 +124,7 @@ def test_a_step_is_planned_in_the_way_that_is_chosen_and_refused_as_early_where_
     campaign.collect(0)
     (plan,) = collector.plans
     assert len({group.key.task_id for group in plan.groups}) == 1
-    assert [group.key.harness for group in plan.groups] == ["codex", "pi"]
+    assert {group.key.harness for group in plan.groups} == {"codex", "pi"}
     campaign = campaign_of(tmp_path, collector, ("codex", "pi"), mix="each", groups_per_step=3)
     with pytest.raises(UserError, match="multiple of 2"):
         campaign.run(LearnerSettings(), CreditSettings(), PolicySource(folder=tmp_path))

@@ -65,6 +65,15 @@ def test_weights_of_nothing_are_finite(normaliser: str) -> None:
     assert token_weights([], normaliser, 10) == []
 
 
+@pytest.mark.parametrize("normaliser", ["token", "rollout", "constant"])
+def test_a_rollout_that_counts_twice_weighs_as_two_of_it(normaliser: str) -> None:
+    once = token_weights([3, 3, 5, 0, 0], normaliser, 10)
+    twice = token_weights([3, 5, 0], normaliser, 10, [2, 1, 2])
+    assert twice[0] == pytest.approx(2 * once[0])
+    assert twice[1] == pytest.approx(once[2])
+    assert token_weights([3, 5], normaliser, 10, [4, 4]) == pytest.approx(token_weights([3, 5], normaliser, 10))
+
+
 def test_imitation_is_the_weighted_cross_entropy() -> None:
     loss, _ = sft_loss(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.25]))
     assert loss.item() == pytest.approx(1.25)

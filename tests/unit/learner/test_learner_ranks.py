@@ -146,7 +146,9 @@ def chain_row(size: int) -> TreeBatch:
 
 
 def first_step_teaches_nothing(step: int) -> list[RolloutRecord]:
-    records = rollouts(step)
+    """In two harnesses."""
+    keys = {"a": "pi", "b": "codex"}
+    records = [replace(record, key=replace(record.key, harness=keys[record.key.task_id])) for record in rollouts(step)]
     return records if step else [replace(record, verdict=Verdict(reward=1.0)) for record in records]
 
 
@@ -155,11 +157,12 @@ def logged(run: RunPaths, name: str) -> list[float]:
 
 
 def test_two_processes_learn_what_one_does_also_when_they_are_killed_and_go_on(policy: Path, tmp_path: Path) -> None:
-    one = Campaign(RunPaths(tmp_path / "one"), collect=first_step_teaches_nothing)
+    one = Campaign(RunPaths(tmp_path / "one"), collect=first_step_teaches_nothing, by_harness=True)
     whole = one.train(policy)
     two = Campaign(
         RunPaths(tmp_path / "two"),
         collect=first_step_teaches_nothing,
+        by_harness=True,
         settings=replace(SETTINGS, devices=2, accelerator="cpu"),
         kill_when=lambda *now: now == ("collect", 1),
     )
@@ -167,8 +170,15 @@ def test_two_processes_learn_what_one_does_also_when_they_are_killed_and_go_on(p
         two.train(policy)
     two.kill_when = lambda *now: False
     assert close(two.train(policy), whole)
-    for name in ("train/loss", "train/grad_norm"):
+    gaps = [f"train/{name}/sampling_gap{part}" for name in ("pi", "codex") for part in ("", "_max")]
+    for name in ("train/loss", "train/grad_norm", *gaps):
         assert logged(two.run, name) == pytest.approx(logged(one.run, name), abs=1e-6)
+    for row in rows_of(one.run):
+        largest = [float(row[name] or 0) for name in gaps if name.endswith("_max")]
+        assert max(largest) == pytest.approx(float(row["train/sampling_gap_max"] or 0))
+    both = [pair for pair in zip(logged(one.run, gaps[0]), logged(one.run, gaps[2]), strict=True) if all(pair)]
+    assert both
+    assert all(left != right for left, right in both)
     assert [at for event, at in two.events if event == "collect"] == [0, 1, 1, 2, 3]
 
 

@@ -27,14 +27,21 @@ STEP = 5
 
 
 def rollout(
-    task: str, sample: int, reward: float | None, *, num_calls: int = 2, version: int = STEP, prompt: int = 4
+    task: str,
+    sample: int,
+    reward: float | None,
+    *,
+    num_calls: int = 2,
+    version: int = STEP,
+    prompt: int = 4,
+    harness: str = "pi",
 ) -> RolloutRecord:
     """Each call draws two tokens; the first prompt has four, each later one three more of its own."""
     session = Session()
     history: tuple[tuple[int, ...] | int, ...] = (tuple(range(1, prompt + 1)),)
     for at in range(num_calls):
         history += (session.call(*history, reply=(7, sample), version=version), (5, 6, at))
-    return make_record(make_group(task, step=STEP), sample, reward, calls=tuple(session.calls))
+    return make_record(make_group(task, step=STEP, harness=harness), sample, reward, calls=tuple(session.calls))
 
 
 def step(records: Sequence[RolloutRecord], settings: LearnerSettings = SETTINGS) -> StepBatch:
@@ -271,6 +278,80 @@ def test_what_sharing_saves_is_logged() -> None:
     metrics = step([rollout("a", 0, 1.0), rollout("a", 1, 0.0)]).metrics
     assert metrics["tree/path_tokens"] == 2 * (4 + 2 + 3 + 2)
     assert metrics["tree/row_tokens"] == 4 + 2 * (2 + 3 + 2)
+
+
+def of_two_harnesses() -> list[RolloutRecord]:
+    """One task in two harnesses, of unlike rewards and lengths; their groups are mixed."""
+    ours = [rollout("a", sample, reward) for sample, reward in enumerate((0.25, 0.5))]
+    theirs = [rollout("a", sample, reward, num_calls=4, harness="codex") for sample, reward in enumerate((1.0, 0.0))]
+    flat = [rollout("b", sample, 1.0, harness="codex") for sample in range(2)]
+    failed = replace(rollout("b", 2, None, harness="codex"), outcome=Outcome.ENGINE_FAILED)
+    late = replace(flat[1], outcome=Outcome.TIMEOUT)
+    return [ours[0], theirs[0], flat[0], ours[1], theirs[1], late, failed]
+
+
+def test_rollouts_of_one_task_in_two_harnesses_are_not_compared_with_one_another() -> None:
+    credit = CreditSettings(baseline="dr_grpo")
+    advantages = build_rl_step(STEP, of_two_harnesses(), SETTINGS, credit).draws.advantages.tolist()
+    assert advantages == [0.5] * 8 + [-0.5] * 8 + [-0.125] * 4 + [0.125] * 4
+
+
+def test_each_harness_has_numbers_of_its_own() -> None:
+    metrics = build_rl_step(STEP, of_two_harnesses(), SETTINGS, CreditSettings(), by_harness=True).metrics
+    of_codex = {name.split("/")[2]: value for name, value in metrics.items() if name.startswith("train/codex/")}
+    assert of_codex == {
+        "reward": pytest.approx(3 / 4),
+        "pass_rate": pytest.approx(3 / 4),
+        "calls": 3.0,
+        "drawn_tokens": pytest.approx((8 + 8 + 4 + 4) / 4),
+        "groups": 2.0,
+        "spread_share": 0.5,
+        "completed_share": pytest.approx(3 / 5),
+        "timeout_share": pytest.approx(1 / 5),
+        "harness_exit_share": 0.0,
+        "limit_share": 0.0,
+        "left_out_share": pytest.approx(1 / 5),
+        "advantage_std": pytest.approx(0.5**0.5, rel=1e-4),
+    }
+    assert metrics["train/pi/reward"] == pytest.approx(0.375)
+    assert metrics["train/pi/pass_rate"] == 0.0
+    assert not [name for name in step(of_two_harnesses()).metrics if name.count("/") > 1]
+
+
+def test_a_critics_advantages_have_a_spread_for_each_harness() -> None:
+    credit = CreditSettings(estimator="path_gae", whiten=False)
+    batch = build_rl_step(STEP, of_two_harnesses(), SETTINGS, credit, by_harness=True)
+    assert batch.credit is not None
+    metrics = batch.credit(np.zeros(len(batch.draws))).metrics
+    assert metrics["train/codex/advantage_std"] == pytest.approx(np.std([1.0] * 8 + [0.0] * 8 + [1.0] * 8))
+    assert metrics["train/pi/advantage_std"] == pytest.approx(0.125)
+    assert "train/pi/advantage_std" not in batch.metrics
+
+
+@pytest.mark.parametrize("normaliser", ["token", "rollout", "constant"])
+def test_a_harness_that_weighs_twice_counts_as_if_its_rollouts_were_there_twice(normaliser: Normaliser) -> None:
+    settings = replace(SETTINGS, loss=LossSettings(normaliser=normaliser))
+    records = of_two_harnesses()
+    weighed = build_rl_step(STEP, records, settings, CreditSettings(harness_weights={"pi": 2.0}))
+    again = [rollout("again", sample, reward) for sample, reward in enumerate((0.25, 0.5))]
+    doubled = build_rl_step(STEP, [*records, *again], settings, CreditSettings())
+    assert len(weighed.draws) == 24
+    once, twice = weighed.draws.token_weight, doubled.draws.token_weight
+    torch.testing.assert_close(once[:16], twice[:16])
+    torch.testing.assert_close(once[16:], twice[16:24] + twice[24:])
+    assert weighed.draws.advantages.tolist() == doubled.draws.advantages[:24].tolist()
+
+
+def test_rollouts_of_a_harness_share_their_rows_wherever_they_stand_in_the_plan() -> None:
+    mixed = [
+        rollout(task, sample, float(sample), prompt=40 if harness == "pi" else 41, harness=harness)
+        for task in ("a", "b")
+        for harness in ("pi", "codex")
+        for sample in range(2)
+    ]
+    rows = step(mixed, replace(SETTINGS, token_budget=70)).rows
+    alone = [step([one for one in mixed if one.key.harness == name]).rows for name in ("codex", "pi")]
+    assert [row.num_tokens for row in rows] == [row.num_tokens for (row,) in alone]
 
 
 def test_a_plain_sequence_trains_where_it_is_told_to() -> None:

@@ -89,6 +89,19 @@ def test_while_the_critic_warms_up_it_alone_learns(policy: Path, tmp_path: Path,
     assert all(not torch.equal(weight, second[name]) for name, weight in first.items())
 
 
+def test_an_own_critic_that_warms_up_says_nothing_of_log_probs_and_then_of_each_harness(
+    policy: Path, tmp_path: Path
+) -> None:
+    settings, credit = ALGORITHMS["ppo"]
+    settings = replace(settings, critic=replace(settings.critic, warmup_steps=1))
+    campaign = Campaign(RunPaths(tmp_path), settings=settings, credit=credit, num_steps=2, by_harness=True)
+    campaign.train(policy)
+    warming, learning = rows_of(campaign.run)
+    assert (warming["train/sampling_gap"], warming["train/pi/sampling_gap"]) == ("", "")
+    assert learning["train/pi/sampling_gap"] == learning["train/sampling_gap"] != ""
+    assert warming["train/pi/advantage_std"] != ""
+
+
 def test_a_critic_that_has_learned_nothing_says_the_mean_of_the_rewards(policy: Path, tmp_path: Path) -> None:
     settings, credit = ALGORITHMS["ppo"]
     campaign = Campaign(RunPaths(tmp_path), settings=settings, credit=replace(credit, gae_lambda=0.5), num_steps=1)
