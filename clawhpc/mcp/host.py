@@ -1,0 +1,248 @@
+"""The MCP servers of one rollout that run on the host, each behind a unix socket in the rollout's folder.
+
+Each connection has a server process of its own: a harness starts a server as often as it likes, and so here. What a
+connection may cost is bounded, for the policy can make connections too. All of it ends with the rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import anyio
+from anyio.abc import ByteReceiveStream, Process, SocketListener, SocketStream
+
+from clawhpc.errors import SandboxError, boundary, ungrouped
+from clawhpc.harness.base import MCP_START_S
+from clawhpc.mcp import bridge
+from clawhpc.mcp.process import NotStarted, host_process
+from clawhpc.mcp.traffic import Connection, Traffic
+from clawhpc.records import McpServer
+from clawhpc.sandbox.base import Mount
+
+INSIDE = "/run/clawhpc/mcp"
+"""Where a sandbox shows the bridge and the sockets."""
+BRIDGE_TARGET = f"{INSIDE}/bridge.py"
+MAX_OPEN = 8
+"""Connections to one server at a time: the main loop's, and those of subagents."""
+MAX_STARTED = 64
+"""Connections to one server in one rollout."""
+MAX_BYTES = 64 * 2**20
+"""On one connection in one direction, and of what its server prints on standard error."""
+MAX_MESSAGES = 10_000
+"""On one connection. Each is read here, in the loop that carries all rollouts of the worker."""
+CHUNK_BYTES = 16384
+"""Read at a time: as many messages as it may hold are read before another rollout has its turn."""
+TAIL_BYTES = 2000
+"""Of standard error, in an error."""
+GRACE_S = 2.0
+"""For a server to end by itself after its client has gone, and to be waited for after it has closed its output."""
+OVER = "the rollout was over"
+
+Fail = Callable[[SandboxError], None]
+
+
+@dataclass(eq=False)
+class HostServers:
+    """Those of one rollout, while they can be reached."""
+
+    sockets: dict[str, Path]
+    """Name of a server -> its socket."""
+    traffic: Traffic
+
+    def seen_inside(self, servers: Sequence[McpServer], python: str) -> tuple[McpServer, ...]:
+        """`servers` as the harness is to start them: the bridge, run by `python`, for each that is on the host."""
+        return tuple(_bridged(server, python) if server.on_host else server for server in servers)
+
+    def mounts(self) -> tuple[Mount, ...]:
+        """What the sandbox must show for that."""
+        if not self.sockets:
+            return ()
+        sockets = (Mount(source=path, target=_socket_target(name)) for name, path in self.sockets.items())
+        return (Mount(source=Path(bridge.__file__), target=BRIDGE_TARGET), *sockets)
+
+
+@asynccontextmanager
+async def open_servers(
+    servers: Sequence[McpServer],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    fail: Fail,
+    now: Callable[[], float],
+) -> AsyncIterator[HostServers]:
+    """Those of `servers` that are on the host can be reached within the block; after it no process of them is left.
+
+    `folder`: the rollout's, with a short path. `environment`: that every process of this worker carries. `fail` is told
+    of a server that does not start.
+    """
+    hosted = [server for server in servers if server.on_host]
+    open_ = HostServers({server.name: folder / f"m{place}" for place, server in enumerate(hosted)}, Traffic(now))
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            for server in hosted:
+                socket = open_.sockets[server.name]
+                desk = _Desk(server, socket.with_suffix(".d"), dict(environment), fail, open_.traffic)
+                with boundary(SandboxError, f"MCP server {server.name}"):
+                    listener = await anyio.create_unix_listener(socket)
+                tasks.start_soon(desk.listen, listener)
+            yield open_
+            tasks.cancel_scope.cancel()
+
+
+def _bridged(server: McpServer, python: str) -> McpServer:
+    return replace(server, argv=(python, "-I", "-S", BRIDGE_TARGET, _socket_target(server.name)), env={})
+
+
+def _socket_target(name: str) -> str:
+    return f"{INSIDE}/{name}.sock"
+
+
+@dataclass(eq=False)
+class _Desk:
+    """Answers the connections to one server."""
+
+    server: McpServer
+    folder: Path
+    """For the current directories of its processes."""
+    environment: dict[str, str]
+    fail: Fail
+    traffic: Traffic
+    num_open: int = 0
+    num_started: int = 0
+
+    async def listen(self, listener: SocketListener) -> None:
+        """Until cancelled."""
+        async with listener:
+            await listener.serve(self.answer)
+
+    async def answer(self, client: SocketStream) -> None:
+        """One connection, from its beginning to its end; one too many is closed at once."""
+        async with client:
+            if self.num_open >= MAX_OPEN or self.num_started >= MAX_STARTED:
+                self.traffic.count(self.server.name, "connections refused")
+                return
+            connection = Connection(self.traffic, self.server.name, self.num_started)
+            self.traffic.count(self.server.name, "connections")
+            self.num_open += 1
+            self.num_started += 1
+            try:
+                await self._carry(client, connection)
+            finally:
+                connection.end(OVER)
+                self.num_open -= 1
+
+    async def _carry(self, client: SocketStream, connection: Connection) -> None:
+        cwd = self.folder / str(connection.number)
+        cwd.mkdir(parents=True)
+        try:
+            async with host_process(self.server, cwd=cwd, environment=self.environment) as process:
+                relay = _Relay(client, process, connection)
+                await relay.run()
+            why, failed = relay.told, relay.failed
+        except NotStarted as error:
+            why, failed = str(error), True
+        connection.end(why)
+        if failed:
+            self.fail(SandboxError(f"MCP server {self.server.name} on the host: {why}"))
+
+
+@dataclass(eq=False)
+class _Relay:
+    """Carries one connection until either side has ended, or more has come than may."""
+
+    client: SocketStream
+    process: Process
+    connection: Connection
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Of all that is carried."""
+    why: str = ""
+    """What has ended it."""
+    failed: bool = False
+    """The server did not come so far that it could be used."""
+    errors: bytes = b""
+    """The end of what the server printed on standard error."""
+    errors_read: anyio.Event = field(default_factory=anyio.Event)
+
+    async def run(self) -> None:
+        """Returns when it is over."""
+        with self.scope:
+            async with anyio.create_task_group() as tasks:
+                for task in (self._ask, self._read_errors, self._watch_start):
+                    tasks.start_soon(task)
+                await self._answer()
+                with anyio.move_on_after(GRACE_S):
+                    await self.process.wait()
+                    await self.errors_read.wait()
+                code = self.process.returncode
+                self._end("the server closed its output" if code is None else f"the server ended with exit code {code}")
+
+    @property
+    def told(self) -> str:
+        """What has ended it, for a person."""
+        errors = self.errors.decode(errors="replace").strip()
+        return f"{self.why}: {errors}" if errors else self.why
+
+    def _end(self, why: str, *, by_server: bool = True) -> None:
+        """It is over; the first reason counts."""
+        if not self.why:
+            self.why, self.failed = why, by_server and not self.connection.started
+        self.scope.cancel()
+
+    async def _ask(self) -> None:
+        """From the sandbox to the server. One that has nobody to ask it any more may end in peace."""
+        stdin, num_bytes = self.process.stdin, 0
+        assert stdin is not None, "it was started with pipes"
+        async for chunk in _chunks(self.client):
+            num_bytes += len(chunk)
+            self.connection.hear_sandbox(chunk)
+            self._check(num_bytes)
+            try:
+                await stdin.send(chunk)
+            except anyio.BrokenResourceError:
+                return  # the server has ended, or will be asked nothing more
+        self.why, self.failed = "its client has gone", self.connection.start_asked and not self.connection.started
+        self.scope.deadline = anyio.current_time() + GRACE_S
+        await stdin.aclose()
+
+    async def _answer(self) -> None:
+        """From the server to the sandbox."""
+        num_bytes = 0
+        async for chunk in _chunks(self.process.stdout):
+            num_bytes += len(chunk)
+            self.connection.hear_server(chunk)
+            self._check(num_bytes)
+            try:
+                await self.client.send(chunk)
+            except anyio.BrokenResourceError:
+                self._end("its client has gone", by_server=False)
+
+    async def _read_errors(self) -> None:
+        num_bytes = 0
+        async for chunk in _chunks(self.process.stderr):
+            num_bytes += len(chunk)
+            self.errors = (self.errors + chunk)[-TAIL_BYTES:]
+            self._check(num_bytes)
+        self.errors_read.set()
+
+    async def _watch_start(self) -> None:
+        await anyio.sleep(MCP_START_S)
+        if self.connection.start_asked and not self.connection.started:
+            self._end(f"the server did not answer `initialize` within {MCP_START_S} s")
+
+    def _check(self, num_bytes: int) -> None:
+        """End what takes too much of the worker."""
+        if num_bytes > MAX_BYTES:
+            self._end(f"more than {MAX_BYTES >> 20} MB on one connection")
+        if self.connection.num_messages > MAX_MESSAGES:
+            self._end(f"more than {MAX_MESSAGES} messages on one connection")
+
+
+async def _chunks(stream: ByteReceiveStream | None) -> AsyncIterator[bytes]:
+    """All that comes on `stream`, until its other end is closed, in whatever way."""
+    assert stream is not None, "it was started with pipes"
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        while True:
+            yield await stream.receive(CHUNK_BYTES)
