@@ -14,10 +14,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
 import msgspec
@@ -32,7 +32,7 @@ from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign, choose_heldout
 from clawhpc.campaign.run import open_run
-from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.campaign.settings import CampaignSettings, EvaluateSettings, PolicyChoice
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import ClawError, UserError
 from clawhpc.harness.base import check_mcp
@@ -48,12 +48,12 @@ from clawhpc.harness.pi import PiSettings
 from clawhpc.harness.qwen_code import QwenCodeSettings
 from clawhpc.harness.registry import ADAPTERS
 from clawhpc.harness.whitebox import WhiteboxSettings
+from clawhpc.keys import check_keys, make_absolute
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.turn import this_job
-from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, PolicySettings
+from clawhpc.learner.settings import ColdStartSettings, LearnerSettings
 from clawhpc.ledger import Ledger
-from clawhpc.proxy.settings import EndpointSettings
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
@@ -67,12 +67,10 @@ CONF_DIR = PACKAGED_CONF if PACKAGED_CONF.is_dir() else Path(__file__).parents[1
 """In an installed package beside the code, in a checkout beside the package."""
 PATHS = (
     *("cache_dir", "scratch_dir", "run.root", "policy.folder"),
-    *("tasks.folder", "tasks.heldout", "sandbox.image"),
+    *("tasks.folder", "tasks.heldout", "sandbox.image", "evaluate.policies", "evaluate.sets"),
 )
-"""The keys that hold paths."""
+"""The keys that hold paths, or paths by name."""
 OmegaConf.register_new_resolver("join", "+".join, replace=True)  # a list in a name: ${join:${harness.names}}
-LARGEST_INT = 2**63 - 1
-"""In magnitude; what the JSON files of a run can hold."""
 EXIT_USER = 2
 EXIT_MACHINE = 1
 EXIT_INTERRUPTED = 130
@@ -115,26 +113,6 @@ class HarnessChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyChoice:
-    """Where training starts."""
-
-    folder: str | None = None
-    """A policy folder, or that of a Hugging Face model. None: the one that sft makes of these very settings."""
-    renderer: str | None = None
-    """Chat format of a model that sft did not write, such as qwen3."""
-    thinking: bool = False
-    """Whether such a model may think before it answers."""
-    shape: PolicySettings = field(default_factory=PolicySettings)
-    """Of a policy that sft makes."""
-    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
-    """A model behind an API that is evaluated in a policy's place."""
-
-    def __post_init__(self) -> None:
-        if self.folder is not None and self.endpoint.is_set:
-            raise ValueError("folder and endpoint.model are both set: one policy answers, not two")
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The whole configuration of a run."""
 
@@ -156,6 +134,7 @@ class RunConfig:
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     credit: CreditSettings = field(default_factory=CreditSettings)
     policy: PolicyChoice = field(default_factory=PolicyChoice)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
 
     def __post_init__(self) -> None:
@@ -262,41 +241,6 @@ def typed(cfg: DictConfig) -> RunConfig:
         raise UserError(str(error).replace("$.", "")) from error
 
 
-def make_absolute(content: dict[Any, Any], key: str) -> None:
-    """Make the path at a dotted `key` absolute: workers and sandboxes run in other folders. UserError when empty."""
-    *parents, name = key.split(".")
-    for parent in parents:
-        content = content[parent]
-    if content[name] == "":
-        raise UserError(f"{key} is empty: name a path, or leave it out")
-    if isinstance(content[name], str):
-        content[name] = str(Path(content[name]).expanduser().absolute())
-
-
-def check_keys(content: dict[Any, Any], kind: type[Any], path: str) -> None:
-    """UserError names the first key that is missing or unknown, or whose value is none of those allowed."""
-    known = {one.name: one for one in fields(kind)}
-    types = msgspec.inspect.type_info(kind)
-    assert isinstance(types, msgspec.inspect.DataclassType), f"{kind} is a settings class"
-    kinds = {one.name: one.type for one in types.fields}
-    if missing := sorted(known.keys() - content.keys()):
-        raise UserError(f"{path}{missing[0]} is missing: a setting can be changed, not removed")
-    for key, value in content.items():
-        if key not in known:
-            raise UserError(f"unknown key {path}{key}; allowed are {', '.join(sorted(known))}")
-        inner = kinds[key]
-        if isinstance(inner, msgspec.inspect.LiteralType) and value not in inner.values:
-            raise UserError(f"{path}{key}={value}: must be one of {', '.join(map(str, inner.values))}")
-        if isinstance(value, int) and abs(value) > LARGEST_INT:
-            raise UserError(f"{path}{key}={value}: needs more than 64 bits")
-        if isinstance(inner, msgspec.inspect.DataclassType):
-            if not isinstance(value, dict):
-                raise UserError(
-                    f"{path}{key}: holds settings, such as {path}{key}.{fields(inner.cls)[0].name}; set those"
-                )
-            check_keys(value, inner.cls, f"{path}{key}.")
-
-
 def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     """A command: composes the configuration, runs `task` on it, and turns errors into one line and an exit code."""
     failures: list[Exception] = []
@@ -350,6 +294,7 @@ def register_defaults() -> None:
     """Give Hydra the defaults of the settings classes, on which conf/config.yaml builds."""
     defaults = OmegaConf.create(msgspec.to_builtins(RunConfig()))
     free = (
+        *(defaults.evaluate.policies, defaults.evaluate.sets),
         *(defaults.tasks.turns, defaults.credit.role_weights, defaults.credit.harness_weights),
         *(defaults.launch.slurm.sbatch, defaults.launch.campaign.sbatch),
     )

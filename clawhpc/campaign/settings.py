@@ -1,10 +1,12 @@
-"""How much a campaign collects. Light to import."""
+"""How much a campaign collects, and by whom. Light to import."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clawhpc.errors import at_least
+from clawhpc.learner.settings import PolicySettings
+from clawhpc.proxy.settings import EndpointSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +40,37 @@ class CampaignSettings:
             raise ValueError(f"temperature={self.temperature}: must be more than 0")
         if self.eval_tasks is not None:
             at_least(self, eval_tasks=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyChoice:
+    """Where training starts, or who is evaluated."""
+
+    folder: str | None = None
+    """A policy folder, or that of a Hugging Face model. None: the one that sft makes of these very settings."""
+    renderer: str | None = None
+    """Chat format of a model that sft did not write, such as qwen3."""
+    thinking: bool = False
+    """Whether such a model may think before it answers."""
+    shape: PolicySettings = field(default_factory=PolicySettings)
+    """Of a policy that sft makes."""
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    """A model behind an API that is evaluated in a policy's place."""
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.endpoint.is_set:
+            raise ValueError("folder and endpoint.model are both set: one policy answers, not two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """What `python -m clawhpc.evaluate` compares: each policy, with each harness, on each set of tasks."""
+
+    policies: dict[str, str | PolicyChoice] = field(default_factory=dict)
+    """Name -> a folder, or settings as those of `policy`. The folder of a run stands for the last policy in it; one
+    with `*`, for each that it matches. Empty: the one that `policy` names.
+    """
+    sets: dict[str, str] = field(default_factory=dict)
+    """Name -> folder of tasks. Empty: `heldout`, the tasks that training would be evaluated on; all, where a user's own
+    folder has no such.
+    """
