@@ -2,6 +2,7 @@
 
 __main__.py   the command
 page.py       reads the run, chooses what to embed, fills the template
+assets.py     templates, style and scripts
 summary.py    one row per rollout, and what they say together
 curves.py     series of the run -> charts
 metrics.py    Lightning's CSV logs

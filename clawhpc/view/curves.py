@@ -57,6 +57,20 @@ LEARNING = (
     ("train/value_loss", "Value loss", "of the critic, in units of normalised return"),
 )
 """Metric, title and meaning of the charts that are shown first."""
+BY_HARNESS = {
+    "reward": ("Reward", "mean over the rollouts that train"),
+    "pass_rate": ("Pass rate", "share of full rewards among those"),
+    "spread_share": ("Groups with spread", "share of groups whose rewards differ"),
+    "advantage_std": ("Advantage spread", "standard deviation over the step"),
+    "sampling_gap": ("Sampling gap", "mean |old − sampling log-prob|"),
+    "calls": ("Calls", "mean per rollout"),
+    "drawn_tokens": ("Tokens drawn", "mean per rollout"),
+    "harness_exit_share": ("Harness exits", "share of rollouts"),
+    "timeout_share": ("Timeouts", "share of rollouts"),
+    "limit_share": ("Limits reached", "share of rollouts"),
+    "left_out_share": ("Left out", "share of rollouts that failed or branched too much"),
+}
+"""Of `train/<harness>/<name>`: title and meaning of the chart in which each harness is a line."""
 COMPUTED = {"tree/row_tokens": "as trees", "tree/path_tokens": "as paths"}
 """Metric -> its name in the chart of what sharing saves."""
 STEP_TIME = {"time/collect_s": "collect", "time/build_s": "build", "time/learn_s": "learn"}
@@ -79,6 +93,25 @@ def learning_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[
         for name, title, hint in LEARNING
     ]
     return _with_points([reward, *known])
+
+
+def harness_charts(metrics: Mapping[str, Points]) -> list[Chart]:
+    """What the learner logged of each harness by itself: a chart for each kind, in which each harness is a line."""
+    return _with_points(
+        [
+            Chart(title=title, hint=hint, series=tuple(_of_harnesses(what, metrics)), from_zero=True)
+            for what, (title, hint) in BY_HARNESS.items()
+        ]
+    )
+
+
+def _of_harnesses(what: str, metrics: Mapping[str, Points]) -> list[Series]:
+    split = ((name.split("/"), points) for name, points in metrics.items())
+    return [
+        Series(name=parts[1], points=points)
+        for parts, points in split
+        if len(parts) == 3 and parts[0] == "train" and parts[2] == what
+    ]
 
 
 def cost_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Chart]:
@@ -120,6 +153,7 @@ def cost_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Char
 def other_charts(metrics: Mapping[str, Points]) -> list[Chart]:
     """Every metric that no other chart shows."""
     shown = {name for name, _, _ in LEARNING} | {"train/reward", "credit/reward_mean", *COMPUTED, *STEP_TIME}
+    shown |= {name for name in metrics if name.count("/") == 2 and name.split("/")[2] in BY_HARNESS}
     return [
         Chart(title=name, hint="", series=(Series(name=name, points=points),))
         for name, points in metrics.items()

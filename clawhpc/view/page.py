@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from clawhpc.paths import RunPaths
 from clawhpc.records import POLICY_OUTCOMES
 from clawhpc.store import count_rollouts, open_plans, published_steps, read_plans, read_rollouts, write_atomic
-from clawhpc.view.curves import Drawing, cost_charts, draw, learning_charts, other_charts
+from clawhpc.view.assets import render, to_json
+from clawhpc.view.curves import Drawing, cost_charts, draw, harness_charts, learning_charts, other_charts
 from clawhpc.view.detail import Decode, TextTable, describe_rollout
 from clawhpc.view.metrics import Points, read_metrics
 from clawhpc.view.summary import Row, choose_embedded, count_dropped, count_outcomes, figures, notices, summarise
 
-SCRIPTS = ("page.js", "tree.js", "rollout.js")
+SCRIPTS = ("base.js", "page.js", "tree.js", "rollout.js")
 """Joined in this order into the one script of the page."""
 
 
@@ -52,33 +45,27 @@ def build_page(paths: RunPaths, decode: Decode, settings: ViewSettings) -> str:
     }
     metrics = read_metrics(paths.metrics) if paths.metrics.exists() else {}
     sections = draw_sections(rows, metrics)
-    style, script = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            name="/".join(paths.root.resolve().parts[-2:]),
-            style=Markup(style),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            state=describe_state(paths),
-            figures=figures(rows, sum(plan.num_rollouts for plan in read_plans(paths)), published_steps(paths)),
-            notices=notices(rows, metrics),
-            sections=sections,
-            outcomes=count_outcomes(rows),
-            policy_outcomes=POLICY_OUTCOMES,
-            dropped=count_dropped(rows),
-            num_rows=len(rows),
-            num_details=len(details),
-            num_shortened=texts.shortened,
-            config=paths.config.read_text(encoding="utf-8", errors="replace") if paths.config.exists() else "",
-            data={
-                "rows": to_json([_row_values(row) for row in rows]),
-                "hover": to_json([drawing.hover for section in sections for drawing in section.drawings]),
-                "texts": to_json(texts.texts),
-            },
-            details=[(rollout_id, to_json(detail)) for rollout_id, detail in details.items()],
-        )
+    return render(
+        "page.html.j2",
+        SCRIPTS,
+        name="/".join(paths.root.resolve().parts[-2:]),
+        state=describe_state(paths),
+        figures=figures(rows, sum(plan.num_rollouts for plan in read_plans(paths)), published_steps(paths)),
+        notices=notices(rows, metrics),
+        sections=sections,
+        outcomes=count_outcomes(rows),
+        policy_outcomes=POLICY_OUTCOMES,
+        dropped=count_dropped(rows),
+        num_rows=len(rows),
+        num_details=len(details),
+        num_shortened=texts.shortened,
+        config=paths.config.read_text(encoding="utf-8", errors="replace") if paths.config.exists() else "",
+        data={
+            "rows": to_json([_row_values(row) for row in rows]),
+            "hover": to_json([drawing.hover for section in sections for drawing in section.drawings]),
+            "texts": to_json(texts.texts),
+        },
+        details=[(rollout_id, to_json(detail)) for rollout_id, detail in details.items()],
     )
 
 
@@ -95,6 +82,7 @@ def draw_sections(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Se
     """All curves of the page; a section may be empty."""
     return [
         Section(title="Learning", drawings=tuple(map(draw, learning_charts(rows, metrics)))),
+        Section(title="By harness", drawings=tuple(map(draw, harness_charts(metrics)))),
         Section(title="Lengths and times", drawings=tuple(map(draw, cost_charts(rows, metrics)))),
         Section(title="Everything else that was logged", drawings=tuple(map(draw, other_charts(metrics))), folded=True),
     ]
@@ -107,12 +95,6 @@ def describe_state(paths: RunPaths) -> str:
         return "Every planned rollout has been collected." if read_plans(paths) else "Nothing has been planned yet."
     waits = (f"{plan.phase} step {plan.step}: {count_rollouts(paths, plan)} of {plan.num_rollouts}" for plan in plans)
     return f"In progress, or interrupted. Rollouts collected for {'; '.join(waits)}."
-
-
-def to_json(value: Any) -> Markup:
-    """JSON that may stand inside a `<script>` element whatever text it holds."""
-    text = msgspec.json.encode(value).decode()
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def _row_values(row: Row) -> Sequence[object]:
@@ -131,17 +113,3 @@ def _row_values(row: Row) -> Sequence[object]:
         row.peak_context,
         round(row.seconds, 2),
     )
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("clawhpc.view"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _asset(name: str) -> str:
-    return (files("clawhpc.view") / "templates" / name).read_text(encoding="utf-8")

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawhpc.errors import UserError
-from clawhpc.view.curves import Chart, Series, draw, format_number, nice_ticks, smoothed
+from clawhpc.view.curves import (
+    Chart,
+    Series,
+    draw,
+    format_number,
+    harness_charts,
+    nice_ticks,
+    other_charts,
+    smoothed,
+)
 from clawhpc.view.metrics import read_metrics
 
 values = st.lists(st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-99), min_size=1, max_size=20)
@@ -107,3 +116,17 @@ def test_a_line_that_is_being_written_and_values_that_are_no_numbers_are_left_ou
     write_csv(tmp_path / "a", "step,train/loss\n0,nan\n1,inf\n2,0.5\n3,0.12", at=1)
     assert read_metrics(tmp_path) == {"train/loss": [(2.0, 0.5)]}
     assert read_metrics(tmp_path / "nothing") == {}
+
+
+def test_what_was_logged_of_each_harness_is_a_line_in_a_chart_of_its_kind_and_nowhere_else() -> None:
+    points = [(0.0, 0.5)]
+    metrics = dict.fromkeys(("train/loss", "train/pi/reward", "train/codex/reward", "train/pi/calls"), points)
+    charts = harness_charts(metrics)
+    assert [(chart.title, [one.name for one in chart.series]) for chart in charts] == [
+        ("Reward", ["pi", "codex"]),
+        ("Calls", ["pi"]),
+    ]
+    assert other_charts(metrics) == []
+    assert harness_charts({"train/loss": points}) == []
+    (own,) = other_charts({"train/pi/completed_share": points})
+    assert own.title == "train/pi/completed_share"

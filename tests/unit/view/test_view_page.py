@@ -71,7 +71,15 @@ def test_the_page_holds_every_rollout_its_tree_and_the_curves(run: RunPaths) -> 
     assert len(rows) == 4 * 12 + 2 * 6
     details = [attributes["data-rollout"] for attributes, _ in outline.scripts if "data-rollout" in attributes]
     assert sorted(details) == sorted(row[0] for row in rows)
-    for title in ("Reward", "Entropy", "Clip share", "Time per part", "How rollouts ended", "learning_rate"):
+    for title in (
+        "By harness",
+        "Reward",
+        "Entropy",
+        "Clip share",
+        "Time per part",
+        "How rollouts ended",
+        "learning_rate",
+    ):
         assert title in outline.prose
     assert page.count('class="chart"') == len(outline.data(id="data-hover"))  # type: ignore[arg-type]
 
