@@ -1,0 +1,172 @@
+"""A workspace as a judge sees it: one JSON value per file, each within bounds that say what was left out.
+
+What the policy wrote is hostile until proven otherwise. Nothing is followed and nothing is run: links, binary files and
+folders of installed packages are named only; of a file at most its head and tail are read, so that none is too large.
+Entries come in an order that depends on names alone, but what the task has brought, unchanged, comes last.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from clawhpc.records import TaskSpec
+from clawhpc.verify.settings import JudgeSettings
+from clawhpc.verify.workspace import LONGEST_PATH, OPEN_FILE, OPEN_FOLDER, allow
+
+State = Literal["new", "changed", "as given"]
+"""Beside the files that the task began with."""
+UNREAD_FOLDERS = frozenset({".git", ".venv", "node_modules", "__pycache__"})
+"""Nobody's answer: what tools keep in them would crowd out the rest."""
+MAX_ENTRIES = 2000
+"""Looked at; the rest of a larger workspace is counted as left out."""
+MAX_NAMED_BYTES = 20_000
+"""Of JSON for entries that are named only."""
+HEAD_SHARE = 0.75
+"""Of what is shown of a long file; the rest is its tail."""
+CONTROL = re.compile(r"[<＜]|\[(?=/?[A-Z])|[\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+"""What begins a control token in some chat format (`<|im_end|>`, `</s>`, `[INST]`), ends a line, or hides text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A regular file of the workspace."""
+
+    path: Path
+    name: str
+    """Below the workspace, as text."""
+    num_bytes: int
+    state: State
+
+
+def show_workspace(task: TaskSpec, workspace: Path, settings: JudgeSettings) -> list[str]:
+    """One line of JSON per entry, shown or named, and a last one on what was left out, if anything was.
+
+    No process of the harness may run any more.
+    """
+    entries = list(_walk(workspace, task))
+    files = [entry for entry in entries if isinstance(entry, Found)]
+    named = [entry for entry in entries if not isinstance(entry, Found)]
+    room = settings.max_workspace_bytes
+    lines: list[str] = []
+    for found in sorted(files, key=lambda found: (found.state == "as given", found.name)):
+        line = escaped(_shown(found, settings.max_file_bytes))
+        if len(line) > room:
+            named.append({**_head(found), "not_shown": "there is no room left"})
+        else:
+            room -= len(line)
+            lines.append(line)
+    return [*lines, *_named(named)]
+
+
+def escaped(value: Any) -> str:
+    """`value` as one line of JSON in which no character stands that a chat format, or a reader of lines, could take for
+    more than text: they are spelled as escapes, so that the value read back is the same.
+    """
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def show_text(text: str, max_chars: int) -> str:
+    """`text`, or its end, which says how much stood before it."""
+    cut = len(text) - max_chars
+    return text if cut <= 0 else f"({cut} characters are not shown) {text[cut:]}"
+
+
+def _named(named: list[dict[str, Any]]) -> Iterator[str]:
+    """The entries that are named only, as far as there is room, and how many there are beyond."""
+    room = MAX_NAMED_BYTES
+    for number, entry in enumerate(named):
+        line = escaped(entry)
+        room -= len(line)
+        if room < 0:
+            yield escaped({"left_out": f"{len(named) - number} more entries are not even named"})
+            return
+        yield line
+
+
+def _walk(workspace: Path, task: TaskSpec) -> Iterator[Found | dict[str, Any]]:
+    """The files, and what is named only, folder by folder in the order of their names."""
+    folders, num_seen = [workspace], 0
+    while folders:
+        folder = folders.pop()
+        allow(str(folder), OPEN_FOLDER)
+        below: list[Path] = []
+        for path in sorted(folder.iterdir()):
+            num_seen += 1
+            if num_seen > MAX_ENTRIES:
+                yield {"left_out": f"the workspace has more than {MAX_ENTRIES} entries; the rest was not looked at"}
+                return
+            name = _text(os.fsencode(path.relative_to(workspace)))
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                if path.name in UNREAD_FOLDERS or len(os.fsencode(path)) > LONGEST_PATH:
+                    yield {"path": name + "/", "not_shown": "a folder that is not looked into"}
+                else:
+                    below.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                yield Found(path=path, name=name, num_bytes=status.st_size, state=_state(path, workspace, task))
+            else:
+                yield {"path": name, "not_shown": _kind(path, status.st_mode)}
+        folders.extend(reversed(below))
+
+
+def _kind(path: Path, mode: int) -> str:
+    """What an entry is that is neither file nor folder."""
+    if stat.S_ISLNK(mode):
+        return f"a link to {_text(os.fsencode(os.readlink(path)))}"
+    return "a pipe, socket or device"
+
+
+def _state(path: Path, workspace: Path, task: TaskSpec) -> State:
+    inputs = workspace / task.input_subdir
+    if task.input_dir is None or not path.is_relative_to(inputs):
+        return "new"
+    given = Path(task.input_dir) / path.relative_to(inputs)
+    if not given.is_file():
+        return "new"
+    allow(str(path), OPEN_FILE)
+    return "as given" if filecmp.cmp(given, path, shallow=False) else "changed"
+
+
+def _head(found: Found) -> dict[str, Any]:
+    return {"path": found.name, "state": found.state, "bytes": found.num_bytes}
+
+
+def _shown(found: Found, max_bytes: int) -> dict[str, Any]:
+    """The file's text, or its head and tail and how much is missing between them; binary files are named only."""
+    allow(str(found.path), OPEN_FILE)
+    head_bytes = max_bytes if found.num_bytes <= max_bytes else int(HEAD_SHARE * max_bytes)
+    tail_bytes = 0 if found.num_bytes <= max_bytes else max_bytes - head_bytes
+    with found.path.open("rb") as file:
+        head = file.read(head_bytes)
+        file.seek(max(head_bytes, found.num_bytes - tail_bytes))
+        tail = file.read(tail_bytes)
+    if b"\0" in head + tail or not _is_text(head, cut_end=bool(tail)) or not _is_text(tail, cut_start=True):
+        return {**_head(found), "not_shown": "not UTF-8 text"}
+    shown = {**_head(found), "text": head.decode(errors="ignore")}
+    if tail:
+        cut = found.num_bytes - len(head) - len(tail)
+        shown |= {"cut": f"{cut} bytes are not shown", "tail": tail.decode(errors="ignore")}
+    return shown
+
+
+def _is_text(content: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bool:
+    """Whether `content` is UTF-8, but for a character that was cut in two where it was cut."""
+    start = next((at for at in range(4) if content[at : at + 1] < b"\x80" or content[at : at + 1] >= b"\xc0"), 0)
+    try:
+        content[start if cut_start else 0 :].decode()
+    except UnicodeDecodeError as error:
+        return cut_end and error.reason == "unexpected end of data"
+    return True
+
+
+def _text(path: bytes) -> str:
+    """The bytes of a path; those that are no UTF-8 stay told apart."""
+    return path.decode(errors="backslashreplace")
