@@ -1,0 +1,136 @@
+"""The transfer page from runs of a few rollouts, and the order in which its commands are run."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.transfer import ARMS, HARNESSES, NOTES, START, TRAINED, Arm, Study, make_runs, write_page
+from clawhpc.paths import RunPaths
+from clawhpc.records import StepPlan
+from clawhpc.store import publish_plan, publish_rollout, write_atomic
+from tests.fakes.records import make_group, make_record
+
+NUM_TASKS = 4
+COLUMNS = ("step", "train/reward", "train/no_credit_share", "time/collect_s", "time/learn_s")
+
+
+def finish(root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    write_atomic(RunPaths(root).finished, b"{}")
+
+
+def lay_evaluation(study: Study, arm: Arm, seed: int, num_passed: int) -> None:
+    """In each harness the first `num_passed` tasks are solved."""
+    paths = RunPaths(study.evaluations(arm, seed) / "001")
+    for harness in HARNESSES:
+        for task in range(NUM_TASKS):
+            group = make_group(f"t{task}", phase="eval", harness=harness, num_samples=1)
+            publish_rollout(paths, make_record(group, reward=float(task < num_passed)))
+    finish(paths.root)
+
+
+def lay_training(study: Study, arm: Arm, seed: int) -> None:
+    paths = RunPaths(study.runs(arm, seed) / "001")
+    groups = tuple(make_group(f"t{index}", num_samples=8) for index in range(2))
+    publish_plan(paths, StepPlan(phase="train", step=0, policy_step=0, temperature=1.0, groups=groups))
+    paths.metrics.mkdir(parents=True)
+    with paths.metrics_csv.open("w", newline="") as file:
+        rows = csv.DictWriter(file, COLUMNS)
+        rows.writeheader()
+        rows.writerows(dict(zip(COLUMNS, (step, 0.25 + step / 2, 0.5, 90, 30), strict=True)) for step in range(2))
+    paths.policy(2).mkdir(parents=True)
+    (paths.policy(2) / "policy.json").touch()
+    finish(paths.root)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """The start solves one task of four, every other arm two, and the last none."""
+    study = Study(seeds=(0, 1), root=tmp_path / "runs", page=tmp_path / "docs" / "transfer.md")
+    for seed in study.seeds:
+        finish(study.cold_starts(seed) / "001")
+        for arm in ARMS:
+            lay_evaluation(study, arm, seed, {START: 1, ARMS[-1].key: 0}.get(arm.key, 2))
+        for arm in TRAINED:
+            lay_training(study, arm, seed)
+    return study
+
+
+def test_the_page_has_the_rates_the_gains_and_what_training_took(study: Study) -> None:
+    write_page(study)
+    text = study.page.read_text()
+    assert study.page.with_suffix(".png").stat().st_size > 0
+    assert "| untrained start | 0.250 [0.000, 0.625] | 0.250 " in text
+    assert "| trained in Pi | 0.500 [0.125, 0.875] " in text
+    before, against, each = (text.index(f"## {word}") for word in ("What training", "Against", "Each seed"))
+    assert "| trained in Pi | 0.250 [0.000, 0.625] " in text[before:against]
+    assert "| trained in Pi | 0.000 [0.000, 0.000] " in text[against:each]
+    assert "| without cold start, in Claude Code | **-0.500 [-0.875, -0.125]** " in text[against:each]
+    assert "| untrained start | 0.250, 0.250 | " in text[each:]
+    assert "| trained in Pi | 32 | 0.25, 0.75 | 50% | 6.0 | 2.0 |" in text
+    assert "- trained in Pi: completed 24" in text
+    assert "Every arm has 2 steps" in text
+    assert "2 seeds, each with a cold start and 4 held-out tasks" in text
+
+
+def test_notes_of_a_person_are_kept(study: Study) -> None:
+    write_page(study)
+    written = study.page.read_text()
+    study.page.write_text(f"{written}\n{NOTES}\n\nSeen.\n")
+    write_page(study)
+    assert study.page.read_text() == f"{written}\n{NOTES}\n\nSeen.\n"
+
+
+def test_a_page_without_all_runs_is_refused_by_name(study: Study) -> None:
+    finished = RunPaths(study.evaluations(ARMS[1], 1) / "001").finished
+    finished.unlink()
+    with pytest.raises(SystemExit, match=f"no finished run in {finished.parents[1]}"):
+        write_page(study)
+
+
+PROGRAM = """#!{python}
+import sys
+from pathlib import Path
+given = dict(one.split("=", 1) for one in sys.argv[3:])
+name = sys.argv[2].removeprefix("clawhpc.")
+with open("{log}", "a") as log:
+    print(name, given["run.name"], given.get("harness.names", ""), given["policy.folder"], file=log)
+within = {{"sft": "cold_starts", "train": "", "evaluate": "evaluations"}}[name]
+run = Path(given["run.root"], within, given["run.name"], "001")
+policy = run / "policies" / "step-000007"
+policy.mkdir(parents=True)
+(policy / "policy.json").touch()
+(run / "finished.json").touch()
+"""
+
+
+def test_what_has_finished_is_not_run_again_and_every_arm_begins_with_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, python = tmp_path / "log", tmp_path / "python"
+    python.write_text(PROGRAM.format(python=sys.executable, log=log))
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    study = Study(seeds=(3,), root=tmp_path / "runs", page=tmp_path / "page.md")
+    make_runs(study)
+    lines = log.read_text().replace(f"{study.root}/", "").splitlines()
+    assert lines[:4] == [
+        "sft start_3  policies/start-3",
+        "evaluate start_3  policies/start-3",
+        "train whitebox_3 [whitebox] policies/start-3",
+        "evaluate whitebox_3  whitebox_3/001/policies/step-000007",
+    ]
+    assert "train mixed_3 [claude_code,pi] policies/start-3" in lines
+    assert lines[-2] == "train fresh_3 [claude_code] cold_starts/start_3/001/lessons/fresh"
+    assert len(lines) == 2 + 2 * len(TRAINED)
+    make_runs(study)
+    assert len(log.read_text().splitlines()) == len(lines)
+    RunPaths(study.evaluations(ARMS[-1], 3) / "001").finished.unlink()
+    (study.evaluations(ARMS[-1], 3) / "001/policies/step-000007").rename(tmp_path / "away")
+    with pytest.raises(Exception, match="returned non-zero exit status"):
+        make_runs(replace(study, overrides=("nonsense",)))
