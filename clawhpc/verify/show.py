@@ -35,6 +35,10 @@ CONTROL = re.compile(r"[<＜]|\[(?=/?[A-Z])|[\x7f-\x9f\u2028\u2029\u200b-\u200f\
 """What begins a control token in some chat format (`<|im_end|>`, `</s>`, `[INST]`), ends a line, or hides text."""
 
 
+NOT_SHOWN, LEFT_OUT = "not_shown", "left_out"
+"""Why an entry is named only; what there is beyond those that are named."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """A regular file of the workspace."""
@@ -57,13 +61,16 @@ def show_workspace(task: TaskSpec, workspace: Path, settings: JudgeSettings) -> 
     room = settings.max_workspace_bytes
     lines: list[str] = []
     for found in sorted(files, key=lambda found: (found.state == "as given", found.name)):
-        line = escaped(_shown(found, settings.max_file_bytes))
-        if len(line) > room:
-            named.append({**_head(found), "not_shown": "there is no room left"})
+        entry = _shown(found, settings.max_file_bytes)
+        line = escaped(entry)
+        if NOT_SHOWN in entry:
+            named.append(entry)
+        elif len(line) > room:
+            named.append({**_head(found), NOT_SHOWN: "there is no room left"})
         else:
             room -= len(line)
             lines.append(line)
-    return [*lines, *_named(named)]
+    return [*lines, *_named(sorted(named, key=lambda entry: NOT_SHOWN in entry))]
 
 
 def escaped(value: Any) -> str:
@@ -80,13 +87,13 @@ def show_text(text: str, max_chars: int) -> str:
 
 
 def _named(named: list[dict[str, Any]]) -> Iterator[str]:
-    """The entries that are named only, as far as there is room, and how many there are beyond."""
+    """What is said of entries that are not shown, as far as there is room, and how many there are beyond."""
     room = MAX_NAMED_BYTES
     for number, entry in enumerate(named):
         line = escaped(entry)
         room -= len(line)
         if room < 0:
-            yield escaped({"left_out": f"{len(named) - number} more entries are not even named"})
+            yield escaped({LEFT_OUT: f"{len(named) - number} more entries are not even named"})
             return
         yield line
 
@@ -101,19 +108,19 @@ def _walk(workspace: Path, task: TaskSpec) -> Iterator[Found | dict[str, Any]]:
         for path in sorted(folder.iterdir()):
             num_seen += 1
             if num_seen > MAX_ENTRIES:
-                yield {"left_out": f"the workspace has more than {MAX_ENTRIES} entries; the rest was not looked at"}
+                yield {LEFT_OUT: f"the workspace has more than {MAX_ENTRIES} entries; the rest was not looked at"}
                 return
             name = _text(os.fsencode(path.relative_to(workspace)))
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode):
                 if path.name in UNREAD_FOLDERS or len(os.fsencode(path)) > LONGEST_PATH:
-                    yield {"path": name + "/", "not_shown": "a folder that is not looked into"}
+                    yield {"path": name + "/", NOT_SHOWN: "a folder that is not looked into"}
                 else:
                     below.append(path)
             elif stat.S_ISREG(status.st_mode):
                 yield Found(path=path, name=name, num_bytes=status.st_size, state=_state(path, workspace, task))
             else:
-                yield {"path": name, "not_shown": _kind(path, status.st_mode)}
+                yield {"path": name, NOT_SHOWN: _kind(path, status.st_mode)}
         folders.extend(reversed(below))
 
 
@@ -149,7 +156,7 @@ def _shown(found: Found, max_bytes: int) -> dict[str, Any]:
         file.seek(max(head_bytes, found.num_bytes - tail_bytes))
         tail = file.read(tail_bytes)
     if b"\0" in head + tail or not _is_text(head, cut_end=bool(tail)) or not _is_text(tail, cut_start=True):
-        return {**_head(found), "not_shown": "not UTF-8 text"}
+        return {**_head(found), NOT_SHOWN: "not UTF-8 text"}
     shown = {**_head(found), "text": head.decode(errors="ignore")}
     if tail:
         cut = found.num_bytes - len(head) - len(tail)
