@@ -8,8 +8,8 @@ cancellation from outside (the worker is told to stop) leaves none, and then the
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from anyio import from_thread, to_thread
 from clawhpc.errors import BoundaryError, EngineError, ProxyError, SandboxError, VerifierError, boundary, ungrouped
 from clawhpc.harness.base import Harness
 from clawhpc.ledger import discard
+from clawhpc.mcp.host import HostServers, open_servers
+from clawhpc.mcp.traffic import Traffic
 from clawhpc.proxy.app import KEEP_ALIVE_S, open_session
 from clawhpc.proxy.respond import Responder
 from clawhpc.proxy.session import CANCELLED, Session
 from clawhpc.records import (
-    MCP_MOUNT,
     TEARDOWN_S,
     CallRecord,
     ExecResult,
@@ -75,6 +76,8 @@ class RolloutParts:
     worker_id: str
     now: Callable[[], float]
     """Seconds since the epoch."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of each process that is started on the host: the ledger's, by which it is known."""
     keep_alive_s: float = KEEP_ALIVE_S
     """Between the events of a stream in which nothing is drawn yet."""
     strict_fields: bool = False
@@ -116,6 +119,8 @@ class Trace:
     """The last prompt that did not fit the window."""
     exec_result: ExecResult | None = None
     verdict: Verdict | None = None
+    mcp: Traffic | None = None
+    """Of its MCP servers on the host."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Phase -> wall seconds."""
 
@@ -168,7 +173,9 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
         try:
             with trace.phase("run", SandboxError, deadline):
                 run_deadline = min(run_deadline, anyio.current_time() + harness_s(plan.task, parts.limits))
-                trace.exec_result = await run_harness(plan, parts, folder, session, run_deadline)
+                async with mcp_servers(plan.task, parts, folder, session) as servers:
+                    trace.mcp = servers.traffic
+                    trace.exec_result = await run_harness(plan, parts, folder, session, servers, run_deadline)
             with trace.phase("settle", ProxyError, deadline):
                 await session.settle(parts.limits.settle_s)
         finally:
@@ -223,11 +230,24 @@ def copy_file(source: str, target: str) -> None:
     shutil.copy2(source, target)
 
 
+def mcp_servers(
+    task: TaskSpec, parts: RolloutParts, folder: Path, session: Session
+) -> AbstractAsyncContextManager[HostServers]:
+    """The servers of `task` that are on the host, while the harness runs. One that does not start ends the rollout."""
+    return open_servers(
+        task.mcp_servers,
+        folder=folder,
+        environment=parts.environment,
+        fail=session.fail_before_reply,
+        now=parts.now,
+    )
+
+
 async def run_harness(
-    plan: RolloutPlan, parts: RolloutParts, folder: Path, session: Session, run_deadline: float
+    plan: RolloutPlan, parts: RolloutParts, folder: Path, session: Session, servers: HostServers, run_deadline: float
 ) -> ExecResult | None:
     """Run the harness until it ends or its time is up; None when the session said that it need not run on."""
-    command = harness_command(plan, parts, folder, PROXY_URL + session.base_path)
+    command = harness_command(plan, parts, folder, PROXY_URL + session.base_path, servers)
     result = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
@@ -242,8 +262,10 @@ async def run_harness(
     return result
 
 
-def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_url: str) -> SandboxCommand:
-    """What the sandbox is to run: the harness on the workspace, with its own HOME and its own proxy socket."""
+def harness_command(
+    plan: RolloutPlan, parts: RolloutParts, folder: Path, base_url: str, servers: HostServers
+) -> SandboxCommand:
+    """What the sandbox is to run: the harness on the workspace, with its own HOME and its own sockets."""
     task = plan.task
     request = LaunchRequest(
         instruction=task.instruction,
@@ -252,21 +274,24 @@ def harness_command(plan: RolloutPlan, parts: RolloutParts, folder: Path, base_u
         model=parts.model,
         context_window=parts.context_window,
         max_output_tokens=parts.max_output_tokens,
-        mcp_servers=task.mcp_servers,
+        mcp_servers=servers.seen_inside(task.mcp_servers, parts.sandbox.python),
     )
     launch = parts.harness.launch_plan(request)
     for name, content in launch.files.items():
         path = folder / HOME / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    read_only = launch.read_only | ({task.mcp_dir: MCP_MOUNT} if task.mcp_dir is not None else {})
-    installs = tuple(Mount(source=Path(source), target=target) for source, target in read_only.items())
+    installs = tuple(Mount(source=Path(source), target=target) for source, target in launch.read_only.items())
     return SandboxCommand(
         sandbox_id=plan.rollout_id,
         argv=launch.argv,
         env=task.env | launch.env,
         cwd=task.workspace_mount,
-        mounts=(Mount(source=folder / WORKSPACE, target=task.workspace_mount, writable=True), *installs),
+        mounts=(
+            Mount(source=folder / WORKSPACE, target=task.workspace_mount, writable=True),
+            *installs,
+            *servers.mounts(task),
+        ),
         home=folder / HOME,
         proxy_socket=folder / SOCKET,
     )
@@ -357,6 +382,8 @@ def seal(
         timings=timings(trace, started_at),
         worker_id=parts.worker_id,
         dropped_leaves=dropped,
+        mcp_calls=trace.mcp.calls() if trace.mcp is not None else (),
+        mcp_counts=dict(trace.mcp.counts) if trace.mcp is not None else {},
     )
 
 

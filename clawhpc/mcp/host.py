@@ -19,7 +19,7 @@ from clawhpc.harness.base import MCP_START_S
 from clawhpc.mcp import bridge
 from clawhpc.mcp.process import NotStarted, host_process
 from clawhpc.mcp.traffic import Connection, Traffic
-from clawhpc.records import McpServer
+from clawhpc.records import MCP_MOUNT, RUN_MCP_MOUNT, McpServer, TaskSpec
 from clawhpc.sandbox.base import Mount
 
 INSIDE = "/run/clawhpc/mcp"
@@ -40,6 +40,7 @@ TAIL_BYTES = 2000
 GRACE_S = 2.0
 """For a server to end by itself after its client has gone, and to be waited for after it has closed its output."""
 OVER = "the rollout was over"
+GONE = "its client has gone"
 
 Fail = Callable[[SandboxError], None]
 
@@ -56,12 +57,14 @@ class HostServers:
         """`servers` as the harness is to start them: the bridge, run by `python`, for each that is on the host."""
         return tuple(_bridged(server, python) if server.on_host else server for server in servers)
 
-    def mounts(self) -> tuple[Mount, ...]:
-        """What the sandbox must show for that."""
-        if not self.sockets:
-            return ()
+    def mounts(self, task: TaskSpec) -> tuple[Mount, ...]:
+        """What the sandbox must show for that, and for the servers inside. A socket needs no right to write."""
+        programs = ((task.mcp_dir, MCP_MOUNT), (task.run_mcp_dir, RUN_MCP_MOUNT))
+        shown = [Mount(source=Path(source), target=target) for source, target in programs if source is not None]
+        if self.sockets:
+            shown.append(Mount(source=Path(bridge.__file__), target=BRIDGE_TARGET))
         sockets = (Mount(source=path, target=_socket_target(name)) for name, path in self.sockets.items())
-        return (Mount(source=Path(bridge.__file__), target=BRIDGE_TARGET), *sockets)
+        return (*shown, *sockets)
 
 
 @asynccontextmanager
@@ -158,10 +161,10 @@ class _Relay:
     connection: Connection
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Of all that is carried."""
-    why: str = ""
+    why: str = GONE
     """What has ended it."""
-    failed: bool = False
-    """The server did not come so far that it could be used."""
+    asked_all: bool = False
+    """Its client has closed its side."""
     errors: bytes = b""
     """The end of what the server printed on standard error."""
     errors_read: anyio.Event = field(default_factory=anyio.Event)
@@ -177,7 +180,8 @@ class _Relay:
                     await self.process.wait()
                     await self.errors_read.wait()
                 code = self.process.returncode
-                self._end("the server closed its output" if code is None else f"the server ended with exit code {code}")
+                ended = "the server closed its output" if code is None else f"the server ended with exit code {code}"
+                self._end(GONE if self.asked_all and code == 0 else ended)
 
     @property
     def told(self) -> str:
@@ -185,10 +189,15 @@ class _Relay:
         errors = self.errors.decode(errors="replace").strip()
         return f"{self.why}: {errors}" if errors else self.why
 
-    def _end(self, why: str, *, by_server: bool = True) -> None:
+    @property
+    def failed(self) -> bool:
+        """The server was to be used, and did not come so far that it could be."""
+        return not self.connection.started and (self.connection.start_asked or not self.asked_all)
+
+    def _end(self, why: str) -> None:
         """It is over; the first reason counts."""
-        if not self.why:
-            self.why, self.failed = why, by_server and not self.connection.started
+        if not self.scope.cancel_called:
+            self.why = why
         self.scope.cancel()
 
     async def _ask(self) -> None:
@@ -203,7 +212,7 @@ class _Relay:
                 await stdin.send(chunk)
             except anyio.BrokenResourceError:
                 return  # the server has ended, or will be asked nothing more
-        self.why, self.failed = "its client has gone", self.connection.start_asked and not self.connection.started
+        self.asked_all = True
         self.scope.deadline = anyio.current_time() + GRACE_S
         await stdin.aclose()
 
@@ -217,7 +226,8 @@ class _Relay:
             try:
                 await self.client.send(chunk)
             except anyio.BrokenResourceError:
-                self._end("its client has gone", by_server=False)
+                self.asked_all = True
+                self._end(GONE)
 
     async def _read_errors(self) -> None:
         num_bytes = 0

@@ -112,6 +112,13 @@ class Session:
         """Return when a limit is reached or a part has failed: the harness need not run on."""
         await self._stopped.wait()
 
+    def fail_before_reply(self, error: BoundaryError) -> None:
+        """A part that a harness needs from its first call on has failed. Once the policy has replied, what fails may be
+        its doing, and the rollout goes on.
+        """
+        if not any(record.reply is not None for record in self.calls()):
+            self._fail(error)
+
     def admit_request(self) -> None:
         """Count a request before it is read. Raises `WireError` after the end, and for far more than calls can need."""
         self._refuse_after_end()

@@ -48,6 +48,8 @@ class Sandbox(Protocol):
 
     name: str
     """Which kind: `apptainer` or `bubblewrap`."""
+    python: str
+    """An interpreter inside, 3.9 or newer, for programs of ours."""
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         """Run `command`; when this returns, raises or is cancelled, every process and mount of its container is gone.

@@ -90,6 +90,7 @@ class Container:
     def __init__(self, *, backend: Backend, root: Root, ledger: Ledger, limits: SandboxLimits | None = None) -> None:
         """`limits`: of each command; None for the defaults."""
         self.name = backend.name
+        self.python = root.python
         self.backend = backend
         self._root = root
         self._ledger = ledger

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,13 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
                 sandbox.check_hidden(folder)
             async with open_desk(spec, paths, worker_id, ledger, tasks) as desk:
                 worker = Worker(
-                    spec, worker_id, sandbox=sandbox, harnesses=harnesses, desk=desk, scratch=ledger.scratch
+                    spec,
+                    worker_id,
+                    sandbox=sandbox,
+                    harnesses=harnesses,
+                    desk=desk,
+                    scratch=ledger.scratch,
+                    environment=ledger.environment,
                 )
                 await worker.work()
             tasks.cancel_scope.cancel()
@@ -127,9 +134,11 @@ class Worker:
         harnesses: dict[str, Harness],
         desk: Desk,
         scratch: Path,
+        environment: Mapping[str, str],
     ) -> None:
         self._spec, self._id = spec, worker_id
-        self._sandbox, self._harnesses, self._desk, self._scratch = sandbox, harnesses, desk, scratch
+        self._sandbox, self._harnesses, self._desk = sandbox, harnesses, desk
+        self._scratch, self._environment = scratch, environment
         self._paths = RunPaths(Path(spec.run_root))
         self._slots = anyio.Semaphore(spec.worker.concurrency)
         self._done: set[Path] = set()
@@ -248,6 +257,7 @@ class Worker:
             harness=self._harnesses[group.key.harness],
             responder=self._desk.responder(plan, group),
             scratch=self._scratch,
+            environment=self._environment,
             limits=self._spec.limits,
             model=MODEL_NAME,
             context_window=self._spec.engine.max_model_len,

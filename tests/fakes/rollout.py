@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class FakeSandbox:
     verifier: Program = succeed
     commands: list[SandboxCommand] = field(default_factory=list)
     name: str = "fake"
+    python: str = sys.executable
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         self.commands.append(command)

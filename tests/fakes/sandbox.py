@@ -20,6 +20,7 @@ class HostSandbox:
     commands: list[SandboxCommand] = field(default_factory=list)
     """What was run, in order."""
     name: str = "host"
+    python: str = "/usr/bin/python3"
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         self.commands.append(command)
@@ -51,6 +52,7 @@ class ScriptedSandbox:
 
     says: ExecResult
     name: str = "scripted"
+    python: str = "/usr/bin/python3"
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         return self.says

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -19,6 +19,7 @@ from clawhpc.mcp import bridge, host
 from clawhpc.mcp.host import HostServers, open_servers
 from clawhpc.records import McpServer
 from tests.fakes import mcp_server
+from tests.fakes.records import make_task
 from tests.sandbox_parts import running
 
 pytestmark = pytest.mark.anyio
@@ -275,16 +276,19 @@ async def test_the_bridge_says_when_there_is_no_server(tmp_path: Path) -> None:
 
 async def test_a_harness_is_told_of_the_bridge_and_the_sandbox_shows_it(folder: Path) -> None:
     inner = McpServer(name="inner", argv=("/mcp/server",), env={"A": "1"})
+    task = replace(make_task(), mcp_dir="/a", run_mcp_dir="/b")
     async with opened(inner, ADDER, folder=folder) as told:
         seen = told.servers.seen_inside((inner, ADDER), "/usr/bin/python3")
-        targets = [mount.target for mount in told.servers.mounts()]
+        mounts = told.servers.mounts(task)
+    *programs, bridge_, socket = [mount.target for mount in mounts]
     assert seen[0] == inner
-    assert seen[1].argv == ("/usr/bin/python3", "-I", "-S", targets[0], targets[1])
+    assert seen[1].argv == ("/usr/bin/python3", "-I", "-S", bridge_, socket)
     assert (seen[1].name, seen[1].env) == ("lab", {})
-    assert not any(mount.writable for mount in told.servers.mounts())
+    assert programs == ["/mcp", "/mcp_run"]
+    assert not any(mount.writable for mount in mounts)
 
 
 async def test_without_servers_on_the_host_nothing_is_shown(folder: Path) -> None:
     async with opened(McpServer(name="inner", argv=("/mcp/server",)), folder=folder) as told:
-        assert told.servers.mounts() == ()
+        assert told.servers.mounts(make_task()) == ()
     assert list(folder.iterdir()) == []

@@ -104,6 +104,7 @@ def worker_of(tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None
         harnesses={"pi": FakeHarness()},
         desk=desk,
         scratch=scratch,
+        environment={},
     )
 
 
