@@ -35,6 +35,7 @@ from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings, EvaluateSettings, PolicyChoice
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import ClawError, UserError
+from clawhpc.estimate.settings import PlanSettings
 from clawhpc.harness.base import check_mcp
 from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.codex import CodexSettings
@@ -58,6 +59,7 @@ from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.tasks.sets import TaskSets, TaskSettings
+from clawhpc.verify.settings import VerifySettings, check_rubrics, judge_keys
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -129,6 +131,7 @@ class RunConfig:
     engine: EngineSettings = field(default_factory=EngineSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     limits: Limits = field(default_factory=Limits)
+    verify: VerifySettings = field(default_factory=VerifySettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     campaign: CampaignSettings = field(default_factory=CampaignSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
@@ -136,6 +139,8 @@ class RunConfig:
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
+    """What `python -m clawhpc.plan` takes for granted; nothing else asks for it."""
 
     def __post_init__(self) -> None:
         warmup_steps, num_steps = self.learner.critic.warmup_steps, self.campaign.num_steps
@@ -190,6 +195,7 @@ class RunConfig:
             limits=self.limits,
             harnesses={name: getattr(self.harness, name) for name in self.harness.names},
             endpoint=self.policy.endpoint,
+            verify=self.verify,
         )
 
 
@@ -199,8 +205,10 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
 
     Within the block the run is this process's alone; after it, and within 10 s of the process's death, its workers,
     engines and sandboxes on this machine are gone. UserError, before there is a run, when there are too few tasks to
-    evaluate on, or one of them needs what a harness does not have.
+    evaluate on, or one of them needs what a harness does not have, or a judge where there is none.
     """
+    judge_keys(config.verify.judge, os.environ)
+    check_rubrics((*tasks.train, *tasks.heldout), config.verify.judge, config.limits)
     for name in config.harness.names:
         check_mcp(ADAPTERS[name], (*tasks.train, *tasks.heldout))
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
@@ -294,7 +302,7 @@ def register_defaults() -> None:
     """Give Hydra the defaults of the settings classes, on which conf/config.yaml builds."""
     defaults = OmegaConf.create(msgspec.to_builtins(RunConfig()))
     free = (
-        *(defaults.evaluate.policies, defaults.evaluate.sets),
+        *(defaults.evaluate.policies, defaults.evaluate.sets, defaults.verify.judge.models),
         *(defaults.tasks.turns, defaults.credit.role_weights, defaults.credit.harness_weights),
         *(defaults.launch.slurm.sbatch, defaults.launch.campaign.sbatch),
     )

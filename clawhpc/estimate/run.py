@@ -1,0 +1,198 @@
+"""What one run takes, all of it together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from clawhpc.campaign.settings import CampaignSettings
+from clawhpc.credit.settings import CreditSettings
+from clawhpc.estimate.decoder import Decoder
+from clawhpc.estimate.memory import (
+    FP32,
+    MOMENTS,
+    EngineMemory,
+    HostMemory,
+    LearnerMemory,
+    Networks,
+    count_networks,
+    engine_memory,
+    host_memory,
+    learner_memory,
+)
+from clawhpc.estimate.rollouts import HarnessCost, StepTokens, step_tokens
+from clawhpc.estimate.seconds import StepSeconds, Workers, step_seconds
+from clawhpc.estimate.settings import PlanSettings
+from clawhpc.launch.settings import JobSettings, LaunchSettings
+from clawhpc.learner.settings import LearnerSettings
+from clawhpc.records import Limits
+from clawhpc.serve.settings import EngineSettings
+from clawhpc.worker.settings import WorkerSettings
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a configuration asks for."""
+
+    folder: Path
+    """Of the policy, which need not be there."""
+    decoder: Decoder
+    costs: Mapping[str, HarnessCost]
+    """Harness -> what it costs."""
+    campaign: CampaignSettings
+    learner: LearnerSettings
+    """With the budget of its rows."""
+    credit: CreditSettings
+    engine: EngineSettings
+    worker: WorkerSettings
+    limits: Limits
+    launch: LaunchSettings
+    plan: PlanSettings
+
+    @property
+    def on_slurm(self) -> bool:
+        """Jobs have their resources from Slurm; else all share this machine."""
+        return self.launch.cluster == "slurm"
+
+    @property
+    def engine_on_gpu(self) -> bool:
+        """Engines have GPUs: they are asked for, or the engine is that of conf/engine/gpu.yaml."""
+        return self.engine.dtype == "bfloat16" or (self.on_slurm and bool(num_gpus(self.launch.slurm)))
+
+    @property
+    def learner_on_gpu(self) -> bool:
+        """Its ranks have a GPU each."""
+        asked = self.on_slurm and bool(num_gpus(self.launch.campaign))
+        return self.learner.accelerator == "cuda" or (self.learner.accelerator == "auto" and asked)
+
+    @property
+    def engine_gpus(self) -> int:
+        """Of one engine."""
+        return self.engine.tensor_parallel_size * self.engine.data_parallel_size
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the learner."""
+        return self.learner.devices * self.learner.num_nodes
+
+    @property
+    def workers(self) -> Workers:
+        """Those that Slurm lets run at the same time."""
+        at_once = self.launch.slurm.array_parallelism if self.on_slurm else None
+        num = min(self.launch.num_workers, at_once or self.launch.num_workers)
+        cpus = self.launch.slurm.cpus_per_task if self.on_slurm else None
+        return Workers(num=num, concurrency=self.worker.concurrency, num_cpus=cpus)
+
+
+def num_gpus(job: JobSettings) -> int | None:
+    """Of a node of `job`; None where it does not ask for any in so many words."""
+    if job.gpus_per_node is not None:
+        return job.gpus_per_node
+    if job.gres is None:
+        return None
+    found = re.search(r"gpu(?::[^:,]+)*?(?::(\d+))?(?:,|$)", job.gres)
+    return int(found[1] or 1) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """On the shared file system; bytes."""
+
+    rollouts: float
+    """Of a step."""
+    policy: float
+    """Of a step: every PolicyVersion stays."""
+    checkpoints: float
+    """Those that stay, and the one that is written."""
+    run: float
+    """All of it at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run takes."""
+
+    networks: Networks
+    learner: LearnerMemory
+    host: HostMemory
+    engine: EngineMemory
+    tokens: StepTokens
+    seconds: StepSeconds
+    storage: Storage
+    together: int
+    """Rollouts that run on one engine at the same time."""
+    cache_rollouts: float
+    """Rollouts whose whole window has room in the cache of one copy of the policy at the same time, each by itself."""
+    cache_share: float
+    """Of that cache, what all that run at a time need at their end, when they share the prompt of their harness; over 1
+    means that some are put off, and read again.
+    """
+    num_gpus: int
+    """Of learner and workers."""
+    step_s: float
+    run_hours: float
+    gpu_hours: float
+
+
+def estimate_run(asked: Asked) -> Estimate:
+    """All of it."""
+    engine = engine_memory(asked.decoder, asked.engine, asked.plan, on_gpu=asked.engine_on_gpu)
+    costs = tuple(asked.costs.values())
+    tokens = step_tokens(asked.campaign, costs, asked.plan, row_tokens=asked.learner.row_tokens)
+    seconds = step_seconds(
+        asked.decoder,
+        tokens,
+        costs,
+        asked.workers,
+        asked.engine,
+        asked.learner,
+        asked.credit,
+        asked.plan,
+        on_gpu=(asked.engine_on_gpu, asked.learner_on_gpu),
+    )
+    networks = count_networks(asked.decoder, asked.learner, asked.credit)
+    step_s = seconds.step(asked.learner.max_staleness)
+    hours = asked.campaign.num_steps * step_s / HOUR_S
+    of_workers = asked.workers.num * asked.engine_gpus if asked.engine_on_gpu else 0
+    gpus = of_workers + (asked.num_ranks if asked.learner_on_gpu and asked.on_slurm else 0)
+    return Estimate(
+        networks=networks,
+        learner=learner_memory(asked.decoder, asked.learner, asked.credit),
+        host=host_memory(asked.decoder, asked.learner, asked.credit),
+        engine=engine,
+        tokens=tokens,
+        seconds=seconds,
+        storage=_storage(asked, tokens, networks),
+        together=asked.workers.at_a_time(tokens.num_rollouts),
+        cache_rollouts=engine.cache_tokens / asked.engine.max_model_len,
+        cache_share=_cache_share(asked, engine, tokens),
+        num_gpus=gpus,
+        step_s=step_s,
+        run_hours=hours,
+        gpu_hours=hours * gpus,
+    )
+
+
+def _cache_share(asked: Asked, engine: EngineMemory, tokens: StepTokens) -> float:
+    together = asked.workers.at_a_time(tokens.num_rollouts) / asked.engine.data_parallel_size
+    body = asked.plan.calls * (asked.plan.reply_tokens + asked.plan.result_tokens)
+    needed = sum(cost.prompt_tokens for cost in asked.costs.values()) + together * body
+    return needed / max(1, engine.cache_tokens)
+
+
+def _storage(asked: Asked, tokens: StepTokens, networks: Networks) -> Storage:
+    policy = FP32 * asked.decoder.num_params
+    checkpoint = FP32 * (1 + MOMENTS) * networks.learned
+    num_steps = asked.campaign.num_steps
+    kept = min(asked.learner.keep_checkpoints + 1, ceil(num_steps / asked.learner.checkpoint_every))
+    return Storage(
+        rollouts=tokens.stored_bytes,
+        policy=policy,
+        checkpoints=kept * checkpoint,
+        run=num_steps * tokens.stored_bytes + (num_steps + 1) * policy + kept * checkpoint,
+    )
