@@ -40,7 +40,9 @@ from clawhpc.records import (
 )
 from clawhpc.sandbox.base import PROXY_URL, Mount, Sandbox, SandboxCommand
 from clawhpc.tree.prune import prune_tree
-from clawhpc.verify.script import verify_workspace
+from clawhpc.verify.judge import Judge
+from clawhpc.verify.settings import ShapingSettings
+from clawhpc.verify.verdict import verify
 from clawhpc.wire.base import ContextOverflow
 
 OUTCOME_OF: dict[type[BoundaryError], Outcome] = {
@@ -80,6 +82,9 @@ class RolloutParts:
     """Of each process that is started on the host: the ledger's, by which it is known."""
     keep_alive_s: float = KEEP_ALIVE_S
     """Between the events of a stream in which nothing is drawn yet."""
+    judge: Judge | None = None
+    """Of tasks with a rubric; None where there are none."""
+    shaping: ShapingSettings = field(default_factory=ShapingSettings)
     strict_fields: bool = False
     """Requests with a field that their protocol's table does not list are refused."""
 
@@ -187,10 +192,13 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
         await check_engine(trace, parts.responder)
     check_machine(trace, harness_s(plan.task, parts.limits))
     with trace.phase("verify", VerifierError, deadline):
-        trace.verdict = await verify_workspace(
+        trace.verdict = await verify(
             plan.task,
             folder / WORKSPACE,
-            parts.sandbox,
+            trace.calls,
+            sandbox=parts.sandbox,
+            judge=parts.judge,
+            shaping=parts.shaping,
             sandbox_id=f"{plan.rollout_id}-verify",
             timeout_s=max(1.0, deadline - TEARDOWN_S - anyio.current_time()),
         )

@@ -210,7 +210,7 @@ async def open_judge(settings: JudgeSettings, keys: Mapping[str, str]) -> AsyncI
     """The judge of a worker; None where the settings name no model. `keys`: see `judge_keys`."""
     async with AsyncExitStack() as stack:
         endpoints = []
-        for model in settings.models:
+        for model in settings.models.values():
             http = httpx2.AsyncClient(
                 base_url=model.base_url, proxy=model.proxy, verify=_certificates(), timeout=None, trust_env=False
             )

@@ -10,7 +10,8 @@ from clawhpc.errors import UserError, at_least
 from clawhpc.records import TEARDOWN_S, Limits, TaskSpec, Usage
 
 MILLION = 1_000_000
-EXAMPLE = "verify.judge.models=[{name: NAME, base_url: 'https://HOST/v1'}]"
+EXAMPLE = "verify.judge.models={mine: {name: NAME, base_url: 'https://HOST/v1'}}"
+"""On the command line, in quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,8 @@ class JudgeModel:
 class JudgeSettings:
     """Who scores by a task's rubric, and what is shown to them."""
 
-    models: tuple[JudgeModel, ...] = ()
-    """Each gives its opinion; the score is their mean. None: tasks that have a rubric are refused."""
+    models: dict[str, JudgeModel] = field(default_factory=dict)
+    """By a name of yours. Each gives its opinion; the score is their mean. None: tasks with a rubric are refused."""
     repeats: int = 1
     """Opinions of each model. At temperature 0 they hardly differ."""
     request_s: float = 60.0
@@ -114,11 +115,13 @@ class VerifySettings:
 
 def judge_keys(settings: JudgeSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """The API keys that the judges need, by name of their variable. UserError when one is not set."""
-    names = [model.api_key_env for model in settings.models if model.api_key_env is not None]
-    for name in names:
-        if not environment.get(name):
-            raise UserError(f"verify.judge.models: the environment variable {name} (api_key_env) is not set")
-    return {name: environment[name] for name in names}
+    keys: dict[str, str] = {}
+    for label, model in settings.models.items():
+        if model.api_key_env is not None:
+            keys[model.api_key_env] = environment.get(model.api_key_env, "")
+            if not keys[model.api_key_env]:
+                raise UserError(f"verify.judge.models.{label}.api_key_env={model.api_key_env}: no such variable is set")
+    return keys
 
 
 def check_rubrics(tasks: Iterable[TaskSpec], settings: JudgeSettings, limits: Limits) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -21,22 +20,14 @@ from clawhpc.verify.shape import shape
 from clawhpc.verify.show import show_text, show_workspace
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyParts:
-    """What a worker lends to the verification of each rollout."""
-
-    sandbox: Sandbox
-    judge: Judge | None
-    """None where no task has a rubric."""
-    shaping: ShapingSettings
-
-
 async def verify(
     task: TaskSpec,
     workspace: Path,
     calls: Sequence[CallRecord],
-    parts: VerifyParts,
     *,
+    sandbox: Sandbox,
+    judge: Judge | None,
+    shaping: ShapingSettings,
     sandbox_id: str,
     timeout_s: float,
 ) -> Verdict:
@@ -47,26 +38,28 @@ async def verify(
     `SandboxError` when the script's sandbox fails.
     """
     deadline = anyio.current_time() + timeout_s
-    shown = await show(task, workspace, calls, parts.judge)
+    case = await show(task, workspace, calls, judge)
     scripted: Verdict | None = None
     judgement: Judgement | None = None
 
+    def left_s() -> float:
+        return max(1.0, deadline - anyio.current_time())
+
     async def run_script() -> None:
         nonlocal scripted
-        left_s = max(1.0, deadline - anyio.current_time())
-        scripted = await verify_workspace(task, workspace, parts.sandbox, sandbox_id=sandbox_id, timeout_s=left_s)
+        scripted = await verify_workspace(task, workspace, sandbox, sandbox_id=sandbox_id, timeout_s=left_s())
 
-    async def ask_judge(case: Case, judge: Judge) -> None:
+    async def ask(judge: Judge, case: Case) -> None:
         nonlocal judgement
-        judgement = await judge.judge(case, timeout_s=max(1.0, deadline - anyio.current_time()))
+        judgement = await judge.judge(case, timeout_s=left_s())
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             if task.verifier.script is not None:
                 tasks.start_soon(run_script)
-            if shown is not None and parts.judge is not None:
-                tasks.start_soon(ask_judge, shown, parts.judge)
-    return shape(combine(task, scripted, judgement), calls, parts.shaping)
+            if judge is not None and case is not None:
+                tasks.start_soon(ask, judge, case)
+    return shape(combine(task, scripted, judgement), calls, shaping)
 
 
 async def show(task: TaskSpec, workspace: Path, calls: Sequence[CallRecord], judge: Judge | None) -> Case | None:

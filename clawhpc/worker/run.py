@@ -51,6 +51,8 @@ from clawhpc.store import (
     unsealed_groups,
     write_atomic,
 )
+from clawhpc.verify.judge import Judge, open_judge
+from clawhpc.verify.settings import judge_keys
 from clawhpc.worker.desk import Desk
 from clawhpc.worker.endpoint_desk import open_desk
 from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSpec
@@ -79,6 +81,7 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
     harnesses = {name: make_harness(name, one, cache_dir / "harness") for name, one in spec.harnesses.items()}
     for harness in harnesses.values():
         harness.check_install()
+    keys = judge_keys(spec.verify.judge, os.environ)
     told_by: list[signal.Signals] = []
     gc.freeze()  # what is imported stays: each full collection of it would hold up every rollout for 80 ms
     with ungrouped():
@@ -87,7 +90,10 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
             sandbox = await open_sandbox_here(spec, ledger)
             for folder in (Path(spec.run_root), cache_dir):
                 sandbox.check_hidden(folder)
-            async with open_desk(spec, paths, worker_id, ledger, tasks) as desk:
+            async with (
+                open_desk(spec, paths, worker_id, ledger, tasks) as desk,
+                open_judge(spec.verify.judge, keys) as judge,
+            ):
                 worker = Worker(
                     spec,
                     worker_id,
@@ -96,6 +102,7 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
                     desk=desk,
                     scratch=ledger.scratch,
                     environment=ledger.environment,
+                    judge=judge,
                 )
                 await worker.work()
             tasks.cancel_scope.cancel()
@@ -135,10 +142,12 @@ class Worker:
         desk: Desk,
         scratch: Path,
         environment: Mapping[str, str],
+        judge: Judge | None = None,
     ) -> None:
+        """`judge`: None where no task has a rubric."""
         self._spec, self._id = spec, worker_id
         self._sandbox, self._harnesses, self._desk = sandbox, harnesses, desk
-        self._scratch, self._environment = scratch, environment
+        self._scratch, self._environment, self._judge = scratch, environment, judge
         self._paths = RunPaths(Path(spec.run_root))
         self._slots = anyio.Semaphore(spec.worker.concurrency)
         self._done: set[Path] = set()
@@ -264,5 +273,7 @@ class Worker:
             max_output_tokens=self._spec.worker.max_output_tokens,
             worker_id=self._id,
             now=time.time,
+            judge=self._judge,
+            shaping=self._spec.verify.shaping,
             strict_fields=self._spec.worker.strict_fields,
         )

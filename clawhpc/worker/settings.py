@@ -10,6 +10,7 @@ from clawhpc.proxy.settings import EndpointSettings
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
+from clawhpc.verify.settings import VerifySettings
 
 STOP_FILE = "stop"
 """In a worker's folder: it is to end."""
@@ -64,3 +65,4 @@ class WorkerSpec:
     """Name -> settings."""
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     """Where one is set, it answers in the engine's place, which is not started."""
+    verify: VerifySettings = field(default_factory=VerifySettings)

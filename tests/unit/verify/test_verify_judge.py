@@ -44,10 +44,10 @@ async def asking(
     """A scripted endpoint, and what asks its judge about the case."""
     async with judge_endpoint(*script) as endpoint:
         env = None if key is None else "JUDGE_KEY"
-        named = tuple(
-            JudgeModel(name=f"judge-{number}", base_url=endpoint.url, api_key_env=env, **model)
-            for number in range(models)
-        )
+        named = {
+            name: JudgeModel(name=name, base_url=endpoint.url, api_key_env=env, **model)
+            for name in (f"judge-{number}" for number in range(models))
+        }
         async with open_judge(replace(settings, models=named), {"JUDGE_KEY": key or ""}) as judge:
 
             async def ask(timeout_s: float = 10.0) -> Judgement:
@@ -205,7 +205,7 @@ async def test_an_endpoint_that_is_not_there_fails_the_judge() -> None:
     async with asking(GOOD) as (endpoint, _):
         url = endpoint.url
     model = JudgeModel(name="gone", base_url=url)
-    async with open_judge(replace(FAST, models=(model,)), {}) as judge:
+    async with open_judge(replace(FAST, models={"gone": model}), {}) as judge:
         assert judge is not None
         with pytest.raises(VerifierError, match="judge gone: ConnectError"):
             await judge.judge(CASE, timeout_s=5.0)
