@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from clawhpc.records import CallRecord, ExecResult, Message, Reply, RolloutRecord, ToolCall
+from clawhpc.records import CallRecord, ExecResult, McpCall, Message, Reply, RolloutRecord, ToolCall
 from clawhpc.tree.build import build_tree
 from clawhpc.tree.drift import measure_drift
 from clawhpc.tree.nodes import CallTree, Node
@@ -58,6 +58,8 @@ def describe_rollout(record: RolloutRecord, texts: TextTable, decode: Decode) ->
         "dropped_leaves": record.dropped_leaves,
         "overridden": dict(record.overridden),
         "unlisted": dict(record.unlisted),
+        "mcp_counts": record.mcp_counts,
+        "mcp_calls": [_describe_mcp_call(call, record.timings.started_at, texts) for call in record.mcp_calls],
         "exec": _describe_exec(record.exec_result, texts),
         "nodes": nodes,
         "drift": drift,
@@ -160,6 +162,19 @@ def _describe_call(call: CallRecord, texts: TextTable) -> dict[str, Any]:
         "seconds": round(call.duration_s, 2),
         "engine_s": round(call.engine_s, 2),
         "reencoded": call.tokens.reencoded_replies if call.tokens else 0,
+    }
+
+
+def _describe_mcp_call(call: McpCall, began_at: float, texts: TextTable) -> dict[str, Any]:
+    return {
+        "server": call.server,
+        "method": call.method,
+        "name": call.name,
+        "arguments": texts.add(call.arguments),
+        "result": texts.add(call.result),
+        "error": texts.add(call.error),
+        "after_s": round(call.started_at - began_at, 1),
+        "seconds": round(call.duration_s, 2),
     }
 
 

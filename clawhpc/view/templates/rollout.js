@@ -118,8 +118,21 @@ function showVerdict(detail) {
       detail.exec ? make("tr", {}, make("th", {}, "exit code of the harness"), make("td", { class: "num" }, `${detail.exec.exit_code}${detail.exec.timed_out ? ", out of time" : ""}`)) : null,
       make("tr", {}, make("th", {}, "CPU seconds of the harness"), make("td", { class: "num" }, number(detail.harness_cpu_s, 1))),
       make("tr", {}, make("th", {}, "worker"), make("td", {}, detail.worker)), make("tr", {}, make("th", {}, "seed"), make("td", { class: "num" }, String(detail.seed)))),
-    make("br"), ...log("Why it ended so", text(detail.detail)), ...(detail.exec ? [...log("Standard output, tail", text(detail.exec.stdout)), ...log("Standard error, tail", text(detail.exec.stderr))] : []),
+    make("br"), ...showServers(detail), ...log("Why it ended so", text(detail.detail)), ...(detail.exec ? [...log("Standard output, tail", text(detail.exec.stdout)), ...log("Standard error, tail", text(detail.exec.stderr))] : []),
   ];
+}
+
+function showServers(detail) {
+  const counts = Object.entries(detail.mcp_counts);
+  if (!counts.length && !detail.mcp_calls.length) return [];
+  const part = (who, content) => make("div", { class: "message" }, make("div", { class: "who" }, who), make("div", {}, folded(pretty(content))));
+  return [make("h3", {}, "MCP servers on the host"),
+    make("table", { class: "plain-table" }, counts.map(([what, count]) => make("tr", {}, make("th", {}, what), make("td", { class: "num" }, String(count))))),
+    ...detail.mcp_calls.map((call) => make("section", { class: "call" },
+      make("header", {}, make("b", {}, `${call.server}: ${call.name}`), make("span", {}, call.method), make("span", {}, `after ${call.after_s} s`), make("span", {}, `${call.seconds} s`)),
+      part("asked", text(call.arguments)), text(call.result) ? part("answered", text(call.result)) : null,
+      text(call.error) ? make("p", { class: "failure" }, text(call.error)) : null)),
+    make("br")];
 }
 
 // ---- keys ----------------------------------------------------------------------------------------------------------

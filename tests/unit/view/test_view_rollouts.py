@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.records import FailedAttempt, Outcome
+from clawhpc.records import FailedAttempt, McpCall, Outcome
 from clawhpc.view.detail import MAX_TEXT, TextTable, describe_rollout, split_text
 from clawhpc.view.summary import Row, choose_embedded, notices, short_number, summarise
 from tests.fakes.records import make_group, make_record
@@ -65,6 +65,26 @@ def test_why_earlier_attempts_failed_is_told() -> None:
     record = dataclasses.replace(make_record(make_group()), failed_attempts=(attempt,))
     assert summarise(record).failed_attempts == (Outcome.SANDBOX_FAILED,)
     assert describe_rollout(record, TextTable(), decode)["failed_attempts"] == ["sandbox_failed: no room"]
+
+
+def test_what_a_server_on_the_host_was_asked_is_told() -> None:
+    call = McpCall(
+        server="lab",
+        connection=0,
+        method="tools/call",
+        name="add",
+        arguments='{"a": 2}',
+        result="five",
+        started_at=3.26,
+        duration_s=0.123,
+    )
+    record = dataclasses.replace(make_record(make_group()), mcp_calls=(call,), mcp_counts={"lab initialize": 1})
+    texts = TextTable()
+    detail = describe_rollout(record, texts, decode)
+    assert detail["mcp_counts"] == {"lab initialize": 1}
+    (told,) = detail["mcp_calls"]
+    assert (told["server"], told["name"], told["after_s"], told["seconds"]) == ("lab", "add", 3.3, 0.12)
+    assert [texts.texts[told[key]] for key in ("arguments", "result", "error")] == ['{"a": 2}', "five", ""]
 
 
 def test_numbers_get_units() -> None:
