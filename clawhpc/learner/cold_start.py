@@ -116,13 +116,20 @@ def make_policy(
                 dataclasses.replace(teaching, checkpoint_every=checkpoint_interval(stage)),
                 policy=policy,
                 num_steps=stage.num_steps + 1,  # the last of which is a look only
-                lessons=Lessons(stage, settings, book, Classroom(tokenizer, teaching)),
+                lessons=Lessons(stage, settings, book_of(stage, book), Classroom(tokenizer, teaching)),
                 output=taught,
                 paths=LearnerPaths(
                     checkpoints=folder / f"{stage.name}-checkpoints", metrics=folder / f"{stage.name}-metrics"
                 ),
             )
         policy = taught
+
+
+def book_of(stage: Stage, book: TraceBook) -> TraceBook:
+    """What a stage teaches. Without its head no conversation says in which harness it is held, and so how the tools are
+    called; to copy names and words is learned as well in one harness as in several.
+    """
+    return book if stage.head else book.of_one_harness
 
 
 def teaching_settings(settings: ColdStartSettings, learner: LearnerSettings) -> LearnerSettings:

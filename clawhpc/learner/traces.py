@@ -93,6 +93,12 @@ class TraceBook:
         """What there are traces of."""
         return tuple(self._traces)
 
+    @property
+    def of_one_harness(self) -> TraceBook:
+        """The traces of the first harness alone."""
+        first = self.skills[0].harness
+        return TraceBook(trace for skill, traces in self._traces.items() if skill.harness == first for trace in traces)
+
     def draw(self, skill: Skill, rng: random.Random, split: Split) -> Example:
         """An example about a fresh task from one side of the split."""
         return rng.choice(self._traces[skill]).retell(draw_task(skill.family, rng, split))

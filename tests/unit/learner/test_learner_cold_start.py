@@ -19,6 +19,7 @@ from clawhpc.errors import UserError
 from clawhpc.learner.cold_start import (
     Lessons,
     Stage,
+    book_of,
     checkpoint_interval,
     make_policy,
     plan_stages,
@@ -141,6 +142,13 @@ def test_the_first_stage_has_no_head(book: TraceBook) -> None:
     assert [stage.head for stage in plan_stages(SETTINGS)] == [False, True]
 
 
+def test_the_first_stage_has_the_skills_of_one_harness_for_nothing_in_it_tells_them_apart() -> None:
+    book = read_book([*captured_tasks(("count",), harness="pi"), *captured_tasks(("count",), harness="codex")])
+    first, second = plan_stages(SETTINGS)
+    assert book_of(first, book).skills == (Skill("pi", "count"),)
+    assert book_of(second, book).skills == (Skill("pi", "count"), Skill("codex", "count"))
+
+
 @dataclass
 class Learning(FakeClassroom):
     """An exam of a policy that is another with each of its steps, whose number stands for it."""
@@ -222,6 +230,10 @@ class MortalBook:
     @property
     def skills(self) -> Any:
         return self.book.skills
+
+    @property
+    def of_one_harness(self) -> MortalBook:
+        return self
 
     def draw(self, *what: Any) -> Example:
         if self.log.exists() and self.log.read_text().count("\n") > self.num_steps:
