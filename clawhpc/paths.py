@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawhpc.errors import UserError
 from clawhpc.records import GroupKey, Phase
 
 
@@ -33,6 +34,11 @@ class RunPaths:
         """The groups of one step."""
         return self.plans / f"{phase}-{step:06d}.json"
 
+    @property
+    def withdrawn(self) -> Path:
+        """Plans that nobody is to collect for now."""
+        return self.plans / "withdrawn"
+
     def rollouts(self, phase: Phase, step: int) -> Path:
         """The rollouts of one step, a folder per group."""
         return self.root / "rollouts" / f"{phase}-{step:06d}"
@@ -50,6 +56,11 @@ class RunPaths:
     def policies(self) -> Path:
         """Published PolicyVersions, a folder each."""
         return self.root / "policies"
+
+    @property
+    def policy_numbers(self) -> Path:
+        """Of an evaluation: who has which number, by a digest of who it is."""
+        return self.policies / "numbers.json"
 
     def policy(self, step: int) -> Path:
         """One published PolicyVersion."""
@@ -84,3 +95,13 @@ class RunPaths:
     def page(self) -> Path:
         """The self-contained HTML page of the run."""
         return self.root / "run.html"
+
+
+def existing_run(root: Path) -> RunPaths:
+    """The files of the run in `root`. UserError when there is no such folder, or none with a configuration."""
+    if not root.is_dir():
+        raise UserError(f"{root}: no such run folder")
+    paths = RunPaths(root)
+    if not paths.config.is_file():
+        raise UserError(f"{root}: no run here; a run's folder has a {paths.config.name}")
+    return paths

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clawhpc.credit.group import credit_groups, reward_of
+from clawhpc.credit.group import credit_groups
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.credit.values import Mask, ValueCredit
 from clawhpc.learner.batch import Draws
@@ -40,7 +40,7 @@ def _describe(members: Sequence[RolloutRecord], credit: CreditSettings) -> dict[
     num_skipped = sum(of_groups.skipped_groups.values())
     described = {
         "reward": of_groups.reward_mean,
-        "pass_rate": _mean([reward_of(member) >= PASS_THRESHOLD for member in training]),
+        "pass_rate": _mean([_passed(member) for member in training]),
         "calls": _mean([len(member.calls) for member in training]),
         "drawn_tokens": _mean([_num_drawn(member) for member in training]),
         "groups": float(of_groups.num_groups),
@@ -49,6 +49,10 @@ def _describe(members: Sequence[RolloutRecord], credit: CreditSettings) -> dict[
         "left_out_share": _mean([not member.trains for member in members]),
     }
     return described if credit.needs_critic else described | {"advantage_std": of_groups.advantage_std}
+
+
+def _passed(record: RolloutRecord) -> bool:
+    return record.verdict is not None and record.verdict.raw_reward >= PASS_THRESHOLD
 
 
 def _num_drawn(record: RolloutRecord) -> int:

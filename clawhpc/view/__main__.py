@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clawhpc.errors import UserError
-from clawhpc.paths import RunPaths
+from clawhpc.paths import RunPaths, existing_run
 from clawhpc.view.detail import Decode
 from clawhpc.view.page import ViewSettings, write_page
 
@@ -51,16 +51,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="a policy whose tokenizer.json decodes (default: the run's latest)",
     )
     return parser.parse_args(argv)
-
-
-def existing_run(root: Path) -> RunPaths:
-    """The files of the run in `root`. UserError when there is no such folder, or none with a configuration."""
-    if not root.is_dir():
-        raise UserError(f"{root}: no such run folder")
-    paths = RunPaths(root)
-    if not paths.config.is_file():
-        raise UserError(f"{root}: no run here; a run's folder has a {paths.config.name}")
-    return paths
 
 
 def latest_policy(paths: RunPaths) -> Path | None:

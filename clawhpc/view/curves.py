@@ -16,6 +16,8 @@ from clawhpc.view.metrics import Points
 from clawhpc.view.summary import PARTS, Row, by_step, mean_rewards, short_number
 
 SIZE = 1000.0
+NUM_COLOURS = 8
+"""After so many series they come again."""
 SMOOTH_FROM = 20
 """Points from which a line is also drawn smoothed."""
 SMOOTH_SHARE = 0.1
@@ -92,12 +94,12 @@ def learning_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[
         Chart(title=title, hint=hint, series=(Series(name=name, points=metrics.get(name, [])),))
         for name, title, hint in LEARNING
     ]
-    return _with_points([reward, *known])
+    return with_points([reward, *known])
 
 
 def harness_charts(metrics: Mapping[str, Points]) -> list[Chart]:
     """What the learner logged of each harness by itself: a chart for each kind, in which each harness is a line."""
-    return _with_points(
+    return with_points(
         [
             Chart(title=title, hint=hint, series=tuple(_of_harnesses(what, metrics)), from_zero=True)
             for what, (title, hint) in BY_HARNESS.items()
@@ -138,7 +140,7 @@ def cost_charts(rows: Sequence[Row], metrics: Mapping[str, Points]) -> list[Char
         unit=" s",
         from_zero=True,
     )
-    return _with_points(
+    return with_points(
         [
             _mean_chart("Tokens drawn", "mean per rollout", rows, lambda row: row.num_drawn),
             _mean_chart("Calls", "mean per rollout", rows, lambda row: row.num_calls),
@@ -178,7 +180,8 @@ def _means(rows: Sequence[Row], value: Callable[[Row], float]) -> Points:
     return [(float(step), fmean(value(row) for row in members)) for step, members in by_step(rows, "train").items()]
 
 
-def _with_points(charts: list[Chart]) -> list[Chart]:
+def with_points(charts: list[Chart]) -> list[Chart]:
+    """Those that have a point to draw."""
     return [chart for chart in charts if any(series.points for series in chart.series)]
 
 
@@ -194,7 +197,7 @@ class Shape:
     kind: str
     """`line`, `raw` (under a smoothed line), `dots` or `band`."""
     slot: int
-    """Colour: the position of its series in the chart."""
+    """Colour: by the position of its series in the chart."""
     path: str
     """SVG path data."""
 
@@ -229,7 +232,9 @@ def draw(chart: Chart) -> Drawing:
         first_x=f"{low_x:.0f}",
         last_x=f"{high_x:.0f}",
         latest=tuple(
-            (slot, one.name, format_number(one.points[-1][1])) for slot, one in enumerate(chart.series) if one.points
+            (slot % NUM_COLOURS, one.name, format_number(one.points[-1][1]))
+            for slot, one in enumerate(chart.series)
+            if one.points
         ),
         hover={
             "x": [low_x, high_x],
@@ -266,9 +271,10 @@ class Frame:
 
 def _lines(series: Sequence[Series], frame: Frame) -> list[Shape]:
     shapes: list[Shape] = []
-    for slot, one in enumerate(series):
+    for number, one in enumerate(series):
         if not one.points:
             continue
+        slot = number % NUM_COLOURS
         if one.dots or len(one.points) == 1:
             dots = "".join(f"M{frame.x(x):.1f} {frame.y(y):.1f}h0" for x, y in one.points)
             shapes.append(Shape(kind="dots", slot=slot, path=dots))

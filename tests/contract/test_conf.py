@@ -231,7 +231,7 @@ def run_command(*arguments: str, folder: Path, name: str = "train") -> subproces
     [
         *(("train", argument) for argument in ("--help", "learner.lrr=1", "experiment=nothing", "learner.lr=fast")),
         *((name, argument) for name in ("sft", "evaluate") for argument in ("--help", "learner.lrr=1")),
-        *(("view", argument) for argument in ("--help", "nowhere")),
+        *((name, argument) for name in ("view", "report") for argument in ("--help", "nowhere")),
     ],
 )
 def test_help_and_what_a_user_gets_wrong_import_nothing_heavy(name: str, argument: str, tmp_path: Path) -> None:

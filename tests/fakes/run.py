@@ -270,6 +270,7 @@ def write_run(
 
 
 METRICS = {
+    "train/reward": (0.5, 0.05),
     "train/loss": (0.0, 0.02),
     "train/entropy": (0.4, 0.02),
     "train/clip_share": (0.05, 0.01),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from clawhpc.paths import RunPaths
-from clawhpc.store import read_rollouts
+from clawhpc.records import McpCall, StepPlan
+from clawhpc.report import write_report
+from clawhpc.store import publish_plan, publish_rollout, read_rollouts, seal_group
 from clawhpc.view.page import ViewSettings, write_page
+from tests.fakes.records import make_group, make_record
 from tests.fakes.run import HOSTILE, decode, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -50,3 +55,45 @@ def test_a_rollout_shows_its_tree_and_a_hostile_text_stays_a_text(page: Path, tm
     assert "<title>owned" not in document
     assert "<img" not in document
     assert "&lt;img src=x onerror=" in document
+
+
+def test_what_a_server_on_the_host_was_asked_is_shown_as_text(tmp_path: Path) -> None:
+    group = make_group(num_samples=1)
+    call = McpCall(
+        server="lab",
+        connection=0,
+        method="tools/call",
+        name="add",
+        arguments='{"a": 2}',
+        result=HOSTILE,
+        started_at=1.0,
+        duration_s=0.5,
+    )
+    record = replace(make_record(group), mcp_calls=(call,), mcp_counts={"lab initialize": 1})
+    paths = RunPaths(tmp_path / "run")
+    plan = StepPlan(phase="train", step=0, policy_step=0, temperature=1.0, groups=(group,))
+    publish_plan(paths, plan)
+    publish_rollout(paths, record)
+    seal_group(paths, group)
+    page = write_page(paths, decode, ViewSettings())
+    unguarded = re.sub(
+        '<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text()
+    )  # its script is changed
+    page.write_text(unguarded.replace("current = null, tab = 0", "current = null, tab = 2"))
+    document = dump(page, f"/{quote(record.rollout_id)}", tmp_path / "profile")
+    assert "MCP servers on the host" in document
+    assert "lab initialize" in document
+    assert "lab: add" in document
+    assert "&lt;img src=x onerror=" in document
+    assert "<img" not in document
+
+
+def test_a_report_shows_under_the_pointer_what_each_run_had_at_a_step(page: Path, tmp_path: Path) -> None:
+    runs = {"<b>one": RunPaths(page.parent), "two": write_run(tmp_path / "two", steps=3, seed=1)}
+    report = tmp_path / "report.html"
+    write_report(runs, report)
+    document = dump(report, "", tmp_path / "profile")
+    assert "Theme: system" in document, "its script runs"
+    assert document.count('class="readout"') == document.count('class="chart"') > 5
+    assert "&lt;b&gt;one" in document
+    assert "<b>one" not in document

@@ -1,0 +1,125 @@
+"""What a run says beside others: read once, and kept small.
+
+A run is any folder with a configuration: of a campaign, which has curves and an evaluation before and after, or of an
+evaluation, which has only that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clawhpc.errors import UserError
+from clawhpc.paths import RunPaths
+from clawhpc.records import Outcome, RolloutRecord
+from clawhpc.store import read_rollouts, read_usage
+from clawhpc.view.metrics import Points, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Over all rollouts of a run, those of its evaluations too."""
+
+    rollouts: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    drawn_tokens: int = 0
+    harness_cpu_s: float = 0.0
+    began_at: float = 0.0
+    """Seconds since the epoch; of the first rollout."""
+    ended_at: float = 0.0
+    """Of the last."""
+
+    def with_record(self, record: RolloutRecord) -> Totals:
+        """And one more."""
+        times = record.timings
+        return Totals(
+            rollouts=self.rollouts + 1,
+            calls=self.calls + len(record.calls),
+            prompt_tokens=self.prompt_tokens + sum(call.usage.input_tokens for call in record.calls),
+            drawn_tokens=self.drawn_tokens + sum(call.usage.output_tokens for call in record.calls),
+            harness_cpu_s=self.harness_cpu_s + times.harness_cpu_s,
+            began_at=min(self.began_at, times.started_at) if self.rollouts else times.started_at,
+            ended_at=max(self.ended_at, times.started_at + times.wall_s),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """One of the runs."""
+
+    name: str
+    """Differs from that of every other run."""
+    root: Path
+    config: Mapping[str, str]
+    """Dotted key -> value, as text."""
+    metrics: Mapping[str, Points]
+    evaluations: Mapping[int, Sequence[RolloutRecord]]
+    """Step of the policy -> the rollouts of its evaluation, without their calls; ascending."""
+    outcomes: Mapping[Outcome, int]
+    totals: Totals
+    cpu_s: Mapping[str, float]
+    """Part -> CPU seconds; that of the learner once the run has finished."""
+    finished: bool
+
+    @property
+    def final(self) -> Sequence[RolloutRecord]:
+        """Its last evaluation; empty where there is none."""
+        return self.evaluations[max(self.evaluations)] if self.evaluations else ()
+
+
+def read_run(name: str, paths: RunPaths) -> ComparedRun:
+    """All that is compared of a run, as it stands now. UserError that names a file that cannot be read."""
+    totals, outcomes = Totals(), Counter[Outcome]()
+    evaluations: dict[int, list[RolloutRecord]] = {}
+    for record in read_rollouts(paths):
+        totals = totals.with_record(record)
+        outcomes[record.outcome] += 1
+        if record.key.phase == "eval":
+            evaluations.setdefault(record.key.step, []).append(replace(record, calls=()))
+    finished = paths.finished.exists()
+    return ComparedRun(
+        name=name,
+        root=paths.root,
+        config=dict(_flat(_read_yaml(paths.config))),
+        metrics=read_metrics(paths.metrics) if paths.metrics.exists() else {},
+        evaluations=dict(sorted(evaluations.items())),
+        outcomes=outcomes,
+        totals=totals,
+        cpu_s=_cpu_by_part(paths, totals, finished=finished),
+        finished=finished,
+    )
+
+
+def _cpu_by_part(paths: RunPaths, totals: Totals, *, finished: bool) -> dict[str, float]:
+    usage = read_usage(paths)
+    known = {
+        "harness": totals.harness_cpu_s,
+        "engine": sum(worker.engine_cpu_s for worker in usage),
+        "proxy": sum(worker.own_cpu_s for worker in usage),
+    }
+    result = msgspec.json.decode(paths.finished.read_bytes()) if finished else {}
+    learner_s = result.get("cpu_s", {}).get("learner") if isinstance(result, dict) else None
+    return known if learner_s is None else known | {"learner": learner_s}
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return msgspec.yaml.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path}: not a configuration: {' '.join(str(error).split())}") from error
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of nested mappings."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    elif key:
+        yield key, value if isinstance(value, str) else json.dumps(value)
