@@ -20,8 +20,8 @@ from clawhpc.records import RolloutRecord, Usage
 
 NUM_RESAMPLES = 10_000
 """Enough that the interval's own noise stays below its third digit."""
-RESAMPLES_AT_ONCE = 500
-"""2000 tasks then take 8 MB."""
+DRAWS_AT_ONCE = 1_000_000
+"""Of tasks into resamples: 8 MB."""
 BOOTSTRAP_SEED = 0
 PASS_THRESHOLD = 1.0
 """A rollout passes when its reward reaches this."""
@@ -205,14 +205,15 @@ def estimate(values: Mapping[Pair, Mapping[str, float]]) -> dict[str, Estimate]:
 
 def _bootstrap(values_TM: np.ndarray) -> list[Estimate]:
     """Of each of M measures its mean over T tasks, and the interval over resampled tasks, the same for all measures."""
-    generator = np.random.default_rng(BOOTSTRAP_SEED)
-    num_tasks = len(values_TM)
-    offsets_R1 = num_tasks * np.arange(RESAMPLES_AT_ONCE)[:, None]
+    generator, num_tasks = np.random.default_rng(BOOTSTRAP_SEED), len(values_TM)
+    most = max(1, DRAWS_AT_ONCE // num_tasks)
     means = []
-    for _ in range(NUM_RESAMPLES // RESAMPLES_AT_ONCE):
-        picks_RT = generator.integers(0, num_tasks, size=(RESAMPLES_AT_ONCE, num_tasks))
-        counts_RT = np.bincount((picks_RT + offsets_R1).ravel(), minlength=RESAMPLES_AT_ONCE * num_tasks)
-        means.append(counts_RT.reshape(RESAMPLES_AT_ONCE, num_tasks) @ values_TM / num_tasks)
+    for begin in range(0, NUM_RESAMPLES, most):
+        num = min(most, NUM_RESAMPLES - begin)
+        picks_RT = generator.integers(0, num_tasks, size=(num, num_tasks))
+        cells_RT = picks_RT + num_tasks * np.arange(num)[:, None]
+        counts_RT = np.bincount(cells_RT.ravel(), minlength=num * num_tasks).reshape(num, num_tasks)
+        means.append(counts_RT @ values_TM / num_tasks)
     low_M, high_M = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
     columns = zip(values_TM.mean(axis=0), low_M, high_M, strict=True)
     return [Estimate(mean=float(mean), low=float(low), high=float(high)) for mean, low, high in columns]

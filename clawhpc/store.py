@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,6 +99,22 @@ def publish_plan(paths: RunPaths, plan: StepPlan) -> StepPlan:
     path = paths.plan(plan.phase, plan.step)
     write_once(path, msgspec.json.encode(plan))
     return _read(path, StepPlan)
+
+
+def withdraw_plans(paths: RunPaths, phase: Phase) -> None:
+    """Workers find no plan of `phase` that still lacks a rollout. None may be at work; what is collected stays."""
+    paths.withdrawn.mkdir(parents=True, exist_ok=True)
+    for path in paths.plans.glob(f"{phase}-*.json"):
+        if unsealed_groups(paths, _read(path, StepPlan)):
+            path.replace(paths.withdrawn / path.name)
+
+
+def restore_plan(paths: RunPaths, plan: StepPlan) -> StepPlan | None:
+    """The plan of the same phase and step, which workers find again if it was withdrawn; None where there is none."""
+    path = paths.plan(plan.phase, plan.step)
+    with suppress(FileNotFoundError):
+        (paths.withdrawn / path.name).replace(path)
+    return _read(path, StepPlan) if path.exists() else None
 
 
 def read_plans(paths: RunPaths) -> list[StepPlan]:

@@ -1,4 +1,4 @@
-"""The policy that a run begins with, in the run's own folder."""
+"""The policies that a run begins with, in the run's own folder."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class PolicySource:
         return not (self.folder / POLICY_FILE).exists()
 
 
-def install_policy(paths: RunPaths, source: PolicySource) -> PolicyVersion:
-    """PolicyVersion 0 of the run: a copy of the policy in `source`.
+def install_policy(paths: RunPaths, source: PolicySource, step: int = 0) -> PolicyVersion:
+    """PolicyVersion `step` of the run: a copy of the policy in `source`.
 
     UserError when the run began with another, or when `source` has lost some of its weights.
     """
     source.check()
-    target = paths.policy(0)
+    target = paths.policy(step)
     digest = weights_digest(source.folder)
     if not source.is_foreign and read_policy(source.folder).digest != digest:
         raise UserError(f"{source.folder}: its weights are not those of its policy.json; copy it or make it again")
@@ -74,7 +74,7 @@ def install_policy(paths: RunPaths, source: PolicySource) -> PolicyVersion:
     try:
         with named_errors(part):
             _copy(source.folder, part)
-            return publish_policy(part, dataclasses.replace(described, step=0, path=str(target)))
+            return publish_policy(part, dataclasses.replace(described, step=step, path=str(target)))
     finally:  # published, it is there no more
         shutil.rmtree(part, ignore_errors=True)
 

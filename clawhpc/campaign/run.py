@@ -12,22 +12,23 @@ from clawhpc.store import write_atomic
 
 
 @contextmanager
-def open_run(folder: Path, config: bytes, *, wait_s: float = 0.0) -> Iterator[RunPaths]:
+def open_run(folder: Path, config: bytes, *, wait_s: float = 0.0, reopen: bool = False) -> Iterator[RunPaths]:
     """The unfinished run in `folder` with this very configuration, or a new one; nobody else has it within the block.
 
-    So the same command goes on after a kill, and begins afresh after a run that has finished. UserError when another
-    process is still at work on it after `wait_s`, or where its file system cannot tell.
+    So the same command goes on after a kill, and begins afresh after a run that has finished, unless it may `reopen`
+    one. UserError when another process is still at work on it after `wait_s`, or where its file system cannot tell.
     """
-    paths = find_run(folder, config) or new_run(folder, config)
+    paths = find_run(folder, config, finished_too=reopen) or new_run(folder, config)
     with alone(paths.lock, paths.root, wait_s=wait_s):
         yield paths
 
 
-def find_run(folder: Path, config: bytes) -> RunPaths | None:
+def find_run(folder: Path, config: bytes, *, finished_too: bool = False) -> RunPaths | None:
     """The unfinished run with this configuration; the newest, if there are several."""
     for number in sorted(run_numbers(folder), reverse=True):
         paths = RunPaths(folder / f"{number:03d}")
-        if not paths.finished.exists() and paths.config.exists() and paths.config.read_bytes() == config:
+        is_over = paths.finished.exists() and not finished_too
+        if not is_over and paths.config.exists() and paths.config.read_bytes() == config:
             return paths
     return None
 
