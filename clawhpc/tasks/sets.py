@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from clawhpc.errors import UserError
 from clawhpc.records import TaskSpec
-from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import REWARD_SCRIPT, GenerateSettings, draw_tasks, generate_tasks
+from clawhpc.tasks.load import LoadOptions, load_tasks
 from clawhpc.tasks.mix import Mix
+from clawhpc.tasks.servers import McpSettings, equip
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +25,13 @@ class TaskSettings:
     """Which tasks there are."""
 
     folder: str | None = None
-    """ClawGym folder for training; None for generated tasks."""
+    """Folder of tasks to train on, in any format of docs/tasks.md; None for generated tasks."""
     heldout: str | None = None
-    """ClawGym folder for evaluation, none of whose tasks is in `folder`; None with `folder`: nothing is evaluated."""
+    """The same to evaluate on, none of whose tasks is in `folder`; None with `folder`: nothing is evaluated."""
+    assume_image: bool = False
+    """What a task would install (RUN in its Dockerfile, apt-get in its test script) is in `sandbox.image`, or among the
+    host's own programs. Otherwise such a task is faulty."""
+    mcp: McpSettings = field(default_factory=McpSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     mix: Mix = "turns"
     """How the groups of a step are shared out among several harnesses: `turns`, `each`, `one`."""
@@ -48,14 +54,17 @@ class TaskSets:
 
 def load_task_sets(settings: TaskSettings, cache_dir: Path) -> TaskSets:
     """Load, or generate into the cache. A faulty task is named in the log and left out. UserError when none is left."""
+    options = LoadOptions(cache_dir=cache_dir, assume_image=settings.assume_image)
+    load = partial(_load, options=options, mcp=settings.mcp)
     if settings.folder is None:
         if settings.heldout is not None:
             raise UserError("tasks.heldout: needs tasks.folder too; to evaluate on one set of tasks, name it there")
         generated = generate_tasks(settings.generate, cache_dir / "tasks" / digest_tasks(settings.generate))
-        heldout = _load(generated.split("heldout")) if settings.generate.num_heldout else ()
-        return TaskSets(train=_load(generated.split("train")), heldout=heldout)
+        heldout = load(generated.split("heldout")) if settings.generate.num_heldout else ()
+        return TaskSets(train=load(generated.split("train")), heldout=heldout)
     sets = TaskSets(
-        train=_load(Path(settings.folder)), heldout=_load(Path(settings.heldout)) if settings.heldout else ()
+        train=load(Path(settings.folder)),
+        heldout=load(Path(settings.heldout)) if settings.heldout else (),
     )
     shared = {task.task_id for task in sets.train} & {task.task_id for task in sets.heldout}
     if shared:
@@ -71,8 +80,10 @@ def digest_tasks(settings: GenerateSettings) -> str:
     return hashlib.sha256(msgspec.json.encode((settings, REWARD_SCRIPT, drawn))).hexdigest()[:12]
 
 
-def _load(folder: Path) -> tuple[TaskSpec, ...]:
-    loaded = load_tasks(folder)
+def _load(folder: Path, *, options: LoadOptions, mcp: McpSettings) -> tuple[TaskSpec, ...]:
+    loaded = load_tasks(folder, options)
     for fault in loaded.faults:
         log.warning("task left out: %s", fault)
-    return loaded.tasks
+    for note, num_tasks in loaded.notes.items():
+        log.info("%d tasks of %s: %s", num_tasks, folder, note)
+    return equip(loaded.tasks, mcp)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from clawhpc.errors import UserError
 from clawhpc.records import WORKSPACE_MOUNT, McpServer, TaskSpec
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import GenerateSettings, generate_tasks
@@ -182,16 +181,6 @@ def test_files_and_hidden_folders_beside_the_tasks_are_no_faults(tmp_path: Path)
     only_task(tmp_path)
 
 
-def test_no_task_at_all_is_a_user_error_with_the_first_fault(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a folder"):
-        load_tasks(tmp_path / "missing")
-    with pytest.raises(UserError, match="no task in"):
-        load_tasks(tmp_path)
-    (lay_task(tmp_path, "a") / "data_entry.json").unlink()
-    with pytest.raises(UserError, match=r"the first of 1 faults: .*/a/data_entry.json: No such file"):
-        load_tasks(tmp_path)
-
-
 def test_two_thousand_tasks_load_in_seconds(tmp_path: Path) -> None:
     tasks = generate_tasks(
         GenerateSettings(num_train=2000, num_heldout=0, families=("create", "append")), tmp_path / "many"
@@ -218,7 +207,18 @@ def test_a_task_declares_mcp_servers_and_brings_their_programs(tmp_path: Path) -
     assert task.mcp_dir == str(root / "mcp")
 
 
-EXPANDED = "harnesses would expand it; put it into a file of mcp/"
+def test_a_server_on_the_host_is_started_from_a_folder_that_no_sandbox_sees(tmp_path: Path) -> None:
+    web = {"name": "web", "command": ["python3", "./web.py", "$1", "/x"], "env": {"A": "$B"}, "host": True}
+    root = lay_task(tmp_path, "with_web", mcp_servers=[web])
+    (root / "mcp_host").mkdir()
+    (root / "mcp_host/web.py").touch()
+    task = only_task(tmp_path)
+    argv = ("python3", f"{root}/mcp_host/web.py", "$1", "/x")
+    assert task.mcp_servers == (McpServer(name="web", argv=argv, env={"A": "$B"}, on_host=True),)
+    assert task.mcp_dir is None
+
+
+EXPANDED = "harnesses would expand it; put it into a file of the server's own"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,9 @@ EXPANDED = "harnesses would expand it; put it into a file of mcp/"
         ({"command": ["web", "{file:/etc/passwd}"]}, f"mcp_servers[1] has '{{file:': {EXPANDED}"),
         ({"env": {"A=B": "c"}}, "mcp_servers[1].env: the name of a variable is empty or has a ="),
         ({"env": {"A": 1}}, "Expected `str`, got `int` - at `$.mcp_servers[1].env[...]`"),
+        ({"command": ["./web"], "host": True}, "mcp_servers[1].command: './web' is no file of mcp_host/"),
+        ({"command": ["./../x"], "host": True}, "mcp_servers[1].command: './../x' is no file of mcp_host/"),
+        ({"command": ["./a\0b"], "host": True}, "mcp_servers[1].command: './a\\x00b' is no file of mcp_host/"),
         ({"url": "http://x"}, "Object contains unknown field `url` - at `$.mcp_servers[1]`"),
     ],
 )

@@ -1,0 +1,140 @@
+"""What every format of tasks shares: faults of single tasks, which leave the others whole, and notes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clawhpc.records import TaskSpec
+
+MAX_NESTING = 100
+"""Levels of metadata: far fewer than plans and records, which hold a task, can be written and read with."""
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""No text: a NUL can stand in no command line, and the others steer a terminal."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
+SET_BY_US = re.compile(r"HOME|PATH|PYTEST_ADDOPTS|PYTHONSAFEPATH|GIT_CONFIG_.*|LD_.*")
+"""Variables that a task cannot set: sandbox and verifier do, or they would change what these start with."""
+
+
+class Fault(Exception):
+    """What is wrong with one task: file, key, and what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedTasks:
+    """The tasks of one set."""
+
+    format: str
+    tasks: tuple[TaskSpec, ...]
+    """In the order of their folders, files or rows."""
+    faults: tuple[str, ...]
+    """One line for each that gave no task: the file, the key, and what is wrong."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """What is done otherwise than where the format comes from -> in how many tasks."""
+
+
+class Gathering:
+    """Collects the tasks of one set, one after the other."""
+
+    def __init__(self, format: str) -> None:
+        self._format = format
+        self._tasks: dict[str, TaskSpec] = {}
+        self._names: dict[str, str] = {}
+        self._faults: list[str] = []
+        self._notes: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A fault in the block costs this task and no other."""
+        try:
+            yield
+        except Fault as fault:
+            self._faults.append(one_line(str(fault)))
+
+    def add(self, task: TaskSpec, name: str, key: str) -> None:
+        """Take `task`, which a person knows as `name`; `key`: the file, and the key in it, that give its id."""
+        if task.task_id in self._tasks:
+            raise Fault(f"{key} {task.task_id!r} is that of {self._names[task.task_id]} already")
+        self._tasks[task.task_id], self._names[task.task_id] = task, name
+
+    def note(self, text: str) -> None:
+        """Say that one more task is treated so."""
+        self._notes[text] += 1
+
+    def loaded(self) -> LoadedTasks:
+        """All of them."""
+        return LoadedTasks(
+            format=self._format,
+            tasks=tuple(self._tasks.values()),
+            faults=tuple(self._faults),
+            notes=dict(sorted(self._notes.items())),
+        )
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """The folders in `folder` by name, without the hidden ones."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return [folder / name for name in names]
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file. Anything else is a fault: a pipe would be waited for."""
+    try:
+        if path.exists() and not path.is_file():
+            raise Fault(f"{path}: not a regular file")
+        return path.read_bytes()
+    except OSError as error:
+        raise Fault(f"{path}: {error.strerror}") from error
+
+
+def read_text(path: Path) -> str:
+    """The same, as text."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise Fault(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def check_path(root: Path) -> None:
+    """A fault where `root` has a path that no record can hold."""
+    if SURROGATE.search(str(root.resolve())):
+        raise Fault(f"{root}: its path is not UTF-8; give it another name")
+
+
+def check_text(key: str, text: str, *, required: bool = True) -> None:
+    """A fault where the value of `key` is no text that can be passed on."""
+    if required and not text.strip():
+        raise Fault(f"{key} is empty")
+    if found := CONTROL.search(text):
+        raise Fault(f"{key} has the control character {found[0]!r}")
+
+
+def check_env(key: str, env: dict[str, str]) -> None:
+    """A fault for a variable that a task may not set, or that nobody can."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise Fault(f"{key}: the name of a variable is empty or has a =, or there is a NUL")
+        if SET_BY_US.fullmatch(name):
+            raise Fault(f"{key}.{name}: is set by the sandbox, and cannot be changed")
+
+
+def nesting(value: Any) -> int:
+    """Levels of objects and arrays in a JSON value."""
+    levels, layer = 0, [value]
+    while containers := [item for item in layer if isinstance(item, dict | list)]:
+        levels += 1
+        layer = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+    return levels
+
+
+def one_line(text: str) -> str:
+    """`text` with what a terminal does not print spelt out: a folder's name may hold line breaks and worse."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

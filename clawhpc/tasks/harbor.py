@@ -1,0 +1,318 @@
+"""Read tasks in the format of Harbor, the successor of Terminal-Bench.
+
+    <folder>/<any name>/task.toml          schema_version 1.x: limits, variables, MCP servers, metadata
+    <folder>/<any name>/instruction.md     what the harness is told
+    <folder>/<any name>/environment/       Dockerfile and its context: see dockerfile.py
+    <folder>/<any name>/tests/test.sh      and its helpers, seen by the verifier as /tests
+    <folder>/<any name>/solution/          not read
+
+The workspace stands where the Dockerfile's last WORKDIR is, and is all that the verifier sees of what the harness did.
+The verifier starts in it, and writes reward.txt or reward.json to /logs/verifier (verify/reward.py). A key that asks
+for what cannot be had here is a fault; what is merely done otherwise is a note. docs/tasks.md lists both.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from clawhpc.records import MCP_MOUNT, SANDBOX_HOME, McpServer, ScriptCheck, TaskSpec, Verifier
+from clawhpc.tasks.dockerfile import Environment, read_dockerfile
+from clawhpc.tasks.faults import (
+    MAX_NESTING,
+    Fault,
+    Gathering,
+    LoadedTasks,
+    check_env,
+    check_path,
+    check_text,
+    nesting,
+    read_text,
+    task_folders,
+)
+from clawhpc.tasks.layout import Layout
+from clawhpc.tasks.mcp import check_servers
+
+CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
+TESTS, SCRIPT = "tests", "test.sh"
+TESTS_MOUNT, REWARD_FOLDER = "/tests", "/logs/verifier"
+"""Both in the verifier's sandbox alone."""
+TAKEN = (TESTS_MOUNT, "/logs", "/solution", MCP_MOUNT)
+"""Where a workspace cannot stand: these have a meaning of their own."""
+OF_THE_SYSTEM = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
+)
+"""Top-level folders that come from the image, read-only, so that nothing can be mounted in them."""
+ROOT_USERS = (None, "root", "0", 0)
+CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
+"""Marks benchmark files so that they can be kept out of training data; Harbor shows it to nobody."""
+INSTALLS = re.compile(
+    r"(?:^|[;&|(]|\bthen\b|\bdo\b|\bsudo\b)\s*(apt-get|apt|apk|conda|curl|git\s+clone|npm|npx|pip3?|python3?\s+-m\s+pip|"
+    r"uv|uvx|wget|yum)\s"
+)
+"""A line of a script that fetches something."""
+LOOPBACK = re.compile(r"localhost|127\.0\.0\.1")
+NO_NETWORK = "there is no network in a sandbox: environment.network_mode, allow_internet are not followed"
+OUR_IMAGE = "programs come from the run's image, or from the host: FROM and environment.docker_image are not followed"
+OUR_LIMITS = "sandbox.limits hold for all tasks alike: environment.cpus, memory_mb, storage_mb are not followed"
+NOT_KEPT = "artifacts are not collected"
+ASSUMED = "the run's image is taken to have what the task would install (tasks.assume_image)"
+
+
+class _Server(msgspec.Struct, forbid_unknown_fields=True):
+    """One of environment.mcp_servers."""
+
+    name: str
+    transport: str = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = []
+
+
+class _Environment(msgspec.Struct, forbid_unknown_fields=True):
+    build_timeout_sec: float | None = None
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: float | None = None
+    memory_mb: float | None = None
+    storage_mb: float | None = None
+    memory: str | None = None
+    storage: str | None = None
+    gpus: int | None = None
+    gpu_types: list[str] | None = None
+    tpu: Any = None
+    allow_internet: bool | None = None
+    network_mode: str | None = None
+    allowed_hosts: list[str] | None = None
+    mcp_servers: list[_Server] = []
+    env: dict[str, str] = {}
+    skills_dir: str | None = None
+    healthcheck: Any = None
+    workdir: str | None = None
+
+
+class _Phase(msgspec.Struct, forbid_unknown_fields=True):
+    """What [agent] and [verifier] have in common."""
+
+    timeout_sec: float | None = None
+    user: str | int | None = None
+    network_mode: str | None = None
+    allowed_hosts: list[str] | None = None
+
+
+class _Verifier(_Phase, forbid_unknown_fields=True):
+    env: dict[str, str] = {}
+    environment_mode: str | None = None
+    environment: Any = None
+    collect: list[Any] = []
+
+
+class _Package(msgspec.Struct):
+    """[task]: what it is called, and more that is for people."""
+
+    name: str | None = None
+
+
+class _Config(msgspec.Struct, forbid_unknown_fields=True):
+    """task.toml. A key that is not listed is an error: it may change what the task is."""
+
+    schema_version: str | None = None
+    version: str | None = None
+    task: _Package = msgspec.field(default_factory=_Package)
+    metadata: dict[str, Any] = {}
+    verifier: _Verifier = msgspec.field(default_factory=_Verifier)
+    agent: _Phase = msgspec.field(default_factory=_Phase)
+    environment: _Environment = msgspec.field(default_factory=_Environment)
+    solution: Any = None
+    source: str | None = None
+    artifacts: list[Any] = []
+    steps: list[Any] | None = None
+    multi_step_reward_strategy: str | None = None
+
+
+def load_tasks(folder: Path, layout: Layout, *, assume_image: bool = False) -> LoadedTasks:
+    """Every sound task in `folder`, and a fault for every other folder in it.
+
+    `assume_image`: the run's image has what RUN lines and test scripts would install.
+    """
+    found = Gathering("Harbor")
+    for root in task_folders(folder):
+        with found.one():
+            notes: list[str] = []
+            task = _load_task(root, layout, assume_image, notes.append)
+            found.add(task, root.name, f"{root}/{CONFIG}: task.name")
+            for note in dict.fromkeys(notes):
+                found.note(note)
+    return found.loaded()
+
+
+def _load_task(root: Path, layout: Layout, assume_image: bool, note: Callable[[str], None]) -> TaskSpec:
+    check_path(root)
+    path = root / CONFIG
+    config = _read_config(path)
+    _note_differences(config, note)
+    made = _environment(root, config, assume_image, note)
+    workdir = _workdir(root, config, made)
+    servers = [McpServer(name=one.name, argv=(one.command or "", *one.args)) for one in config.environment.mcp_servers]
+    return TaskSpec(
+        task_id=config.task.name or root.name,
+        instruction=_read_instruction(root / INSTRUCTION),
+        input_dir=_inputs(root, made, workdir, layout),
+        verifier=Verifier(script=_script(root, config, str(workdir), assume_image, note)),
+        workspace_mount=str(workdir),
+        mcp_servers=check_servers(f"{path}: environment.mcp_servers", servers),
+        env=made.env | config.environment.env,
+        run_s=config.agent.timeout_sec,
+        metadata=config.metadata,
+    )
+
+
+def _read_config(path: Path) -> _Config:
+    try:
+        values = tomllib.loads(read_text(path))
+        if nesting(values) > MAX_NESTING:
+            raise Fault(f"{path}: nested more than {MAX_NESTING} levels deep")
+        config = msgspec.convert(msgspec.to_builtins(values), _Config)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise Fault(f"{path}: {str(error).replace('$.', '')}") from error
+    except RecursionError as error:
+        raise Fault(f"{path}: nested more than {MAX_NESTING} levels deep") from error
+    if refused := next(_refusals(config), None):
+        raise Fault(f"{path}: {refused}")
+    check_text(f"{path}: task.name", config.task.name or "", required=config.task.name is not None)
+    check_env(f"{path}: environment.env", config.environment.env)
+    check_env(f"{path}: verifier.env", config.verifier.env)
+    return config
+
+
+def _refusals(config: _Config) -> Iterator[str]:
+    """The keys without which a task would not be itself, and why they cannot be had."""
+    environment, agent, verifier = config.environment, config.agent, config.verifier
+    version = config.schema_version or config.version or "1.0"
+    checks = (
+        (version.partition(".")[0] != "1", f"schema_version {version!r}: only 1.x is known"),
+        (config.steps is not None, "steps: tasks of several steps are not supported"),
+        (environment.os.lower() != "linux", f"environment.os {environment.os!r}: only linux"),
+        (environment.gpus or environment.tpu, "environment.gpus, tpu: there are none in a sandbox"),
+        (environment.healthcheck is not None, "environment.healthcheck: there are no services to wait for"),
+        (environment.skills_dir is not None, "environment.skills_dir: skills are not handed to harnesses"),
+        (_asks_for_hosts(environment, agent, verifier), f"allowed_hosts, network_mode 'allowlist': {NO_NETWORK}"),
+        (agent.user not in ROOT_USERS, f"agent.user {agent.user!r}: there is one user in a sandbox"),
+        (verifier.user not in ROOT_USERS, f"verifier.user {verifier.user!r}: there is one user in a sandbox"),
+        (verifier.environment_mode not in (None, "shared"), "verifier.environment_mode: only 'shared'"),
+        (verifier.environment is not None, "verifier.environment: the verifier has the image of the harness"),
+        (verifier.collect, "verifier.collect: there are no services to collect from"),
+    )
+    yield from (why for refused, why in checks if refused)
+    for key, env in (("environment", environment.env), ("verifier", verifier.env)):
+        if any("${" in value for value in env.values()):
+            yield f"{key}.env: ${{…}} would take a variable of the host into a sandbox"
+    for key, phase in (("agent", agent), ("verifier", verifier)):
+        if phase.timeout_sec is not None and not 0 < phase.timeout_sec < math.inf:
+            yield f"{key}.timeout_sec {phase.timeout_sec}: must be more than 0"
+    for index, server in enumerate(environment.mcp_servers):
+        if server.transport != "stdio":
+            yield (
+                f"environment.mcp_servers[{index}].transport {server.transport!r}: only 'stdio', a program in the "
+                "image; there is no network to a service"
+            )
+
+
+def _asks_for_hosts(*parts: _Environment | _Phase) -> bool:
+    return any(part.allowed_hosts or part.network_mode == "allowlist" for part in parts)
+
+
+def _note_differences(config: _Config, note: Callable[[str], None]) -> None:
+    environment = config.environment
+    note(OUR_IMAGE)
+    if environment.network_mode != "no-network" and environment.allow_internet is not False:
+        note(NO_NETWORK)
+    if any((environment.cpus, environment.memory_mb, environment.storage_mb, environment.memory, environment.storage)):
+        note(OUR_LIMITS)
+    if config.artifacts:
+        note(NOT_KEPT)
+
+
+def _read_instruction(path: Path) -> str:
+    lines = read_text(path).split("\n")
+    while lines and CANARY.fullmatch(lines[0]):
+        del lines[0]
+    text = "\n".join(lines).lstrip("\n")
+    check_text(str(path), text)
+    return text
+
+
+def _environment(root: Path, config: _Config, assume_image: bool, note: Callable[[str], None]) -> Environment:
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (root / "environment" / name).exists():
+            raise Fault(f"{root}/environment/{name}: services beside the harness are not supported")
+    path = root / DOCKERFILE
+    if path.exists():
+        made = read_dockerfile(path, assume_image=assume_image)
+    elif config.environment.docker_image is not None and assume_image:
+        made = Environment(left=["docker_image"])
+    else:
+        raise Fault(f"{path}: missing; what is in an image that is only named cannot be had")
+    if made.left:
+        note(ASSUMED)
+    check_env(f"{path}: ENV", made.env)
+    return made
+
+
+def _workdir(root: Path, config: _Config, made: Environment) -> PurePosixPath:
+    """Where the workspace stands."""
+    asked, key = config.environment.workdir, f"{root}/{CONFIG}: environment.workdir"
+    workdir = PurePosixPath(asked) if asked is not None else made.workdir
+    key = key if asked is not None else f"{root}/{DOCKERFILE}: WORKDIR"
+    if workdir is None:
+        raise Fault(f"{key} is missing: the workspace needs a place")
+    place = str(workdir)
+    if not place.startswith("/") or ".." in workdir.parts or any(char in place for char in "\0\n,"):
+        raise Fault(f"{key} {place!r}: must be an absolute path")
+    if len(workdir.parts) < 2 or workdir.parts[1] in OF_THE_SYSTEM or place == SANDBOX_HOME or place == "/tmp":
+        raise Fault(f"{key} {place}: a workspace cannot stand there; choose a folder of its own, such as /app")
+    if any(workdir.is_relative_to(taken) for taken in TAKEN):
+        raise Fault(f"{key} {place}: is taken; choose a folder of its own, such as /app")
+    return workdir
+
+
+def _inputs(root: Path, made: Environment, workdir: PurePosixPath, layout: Layout) -> str | None:
+    outside = [target for target in made.files if not target.is_relative_to(workdir)]
+    if outside:
+        raise Fault(
+            f"{root}/{DOCKERFILE}: COPY to {outside[0]}: only what lies in the workspace, {workdir}, can be given"
+        )
+    files: dict[str, str | Path] = {str(target.relative_to(workdir)): path for target, path in made.files.items()}
+    return layout.lay_out(files) if files else None
+
+
+def _script(root: Path, config: _Config, workdir: str, assume_image: bool, note: Callable[[str], None]) -> ScriptCheck:
+    path = root / TESTS / SCRIPT
+    text = read_text(path)
+    first = text.partition("\n")[0]
+    if first.startswith("#!") and not re.search(r"\b(ba|da)?sh\b", first):
+        raise Fault(f"{path}: {first}: is run with bash")
+    for number, line in enumerate(text.splitlines(), start=1):
+        found = INSTALLS.search(line)
+        if found and not LOOPBACK.search(line) and not line.lstrip().startswith("#"):
+            if not assume_image:
+                raise Fault(
+                    f"{path}:{number}: {found[1]} needs a network, which the verifier has not: have it in the image "
+                    "that sandbox.image names, and set tasks.assume_image=true, where the script gets on without"
+                )
+            note(ASSUMED)
+    return ScriptCheck(
+        folder=str(path.parent.resolve()),
+        script=SCRIPT,
+        mount=TESTS_MOUNT,
+        reward_folder=REWARD_FOLDER,
+        cwd=workdir,
+        env=config.verifier.env,
+        timeout_s=config.verifier.timeout_sec or 600.0,
+    )

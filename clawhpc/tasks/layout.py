@@ -1,0 +1,94 @@
+"""Folders of a task that its set does not hold as folders: written into the cache, once for each content.
+
+A workspace that a Dockerfile puts together, a grader that stands in a markdown file, a row of a table: sandbox and
+verifier want folders of files. All workers must see the cache, as they must for everything else in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawhpc.errors import UserError
+from clawhpc.tasks.faults import Fault
+
+FORMAT = 1
+"""Raised when the same files give other folders."""
+DIGEST_CHARS = 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Folders by their content, all below `root`."""
+
+    root: Path
+
+    def lay_out(self, files: Mapping[str, str | Path]) -> str:
+        """The absolute path of a folder with these files: their paths in it -> a text, or a file or link of the host.
+
+        A file is known by its size and time. Raises `Fault` for one that cannot be read, or that is none, and
+        `UserError` where the cache cannot be written.
+        """
+        folder = self.root / _digest(files)
+        try:
+            if not folder.is_dir():
+                _write(files, folder)
+        except OSError as error:
+            raise UserError(f"cannot write tasks to {self.root}: {error.strerror}: {error.filename}") from error
+        return str(folder.absolute())
+
+
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """All files and links in `folder` and its folders: path in it, path on the host."""
+    for here, folders, names in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(here, name))]
+        for name in sorted((*names, *links)):
+            path = Path(here, name)
+            yield str(path.relative_to(folder)), path
+
+
+def _digest(files: Mapping[str, str | Path]) -> str:
+    digest = hashlib.sha256(f"{FORMAT}".encode())
+    for name in sorted(files):
+        content = files[name]
+        known = f"text {content}" if isinstance(content, str) else _known_by(content)
+        digest.update(f"{len(name)} {name} {len(known)} {known} ".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:DIGEST_CHARS]
+
+
+def _known_by(path: Path) -> str:
+    try:
+        if path.is_symlink():
+            return f"link {os.readlink(path)}"
+        status = path.stat()
+    except OSError as error:
+        raise Fault(f"{path}: {error.strerror}") from error
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise Fault(f"{path}: neither a file that can be read nor a link")
+    return f"file {status.st_size} {status.st_mtime_ns} {status.st_mode}"
+
+
+def _write(files: Mapping[str, str | Path], folder: Path) -> None:
+    """Write beside `folder` and rename: whole or not at all. Who comes second finds it done."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        for name, content in files.items():
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                target.write_text(content)
+            else:
+                shutil.copy2(content, target, follow_symlinks=False)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

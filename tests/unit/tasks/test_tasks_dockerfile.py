@@ -1,0 +1,109 @@
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from clawhpc.tasks.dockerfile import Environment, instructions, read_dockerfile
+from clawhpc.tasks.faults import Fault
+from tests.fakes.task_sets import write_files
+
+
+def read(folder: Path, text: str, *, assume_image: bool = False, **files: str) -> Environment:
+    names = {name.replace("__", "/"): content for name, content in files.items()}
+    write_files(folder, {"Dockerfile": text, **names})
+    return read_dockerfile(folder / "Dockerfile", assume_image=assume_image)
+
+
+def copied(folder: Path, lines: str) -> dict[str, str]:
+    """What `lines` put where; WORKDIR is /app, and the context has a, b and d/c, d/e/f."""
+    write_files(folder, {"a": "", "b": "", "d/c": "", "d/e/f": ""})
+    made = read(folder, f"FROM x\nWORKDIR /app\n{lines}\n")
+    return {str(target): str(path.relative_to(folder)) for target, path in made.files.items()}
+
+
+def test_comments_continued_lines_and_heredocs_are_read_as_docker_reads_them() -> None:
+    text = (
+        "# syntax=x\nFROM a\n\nrun one \\\n  # a comment within\n  two\nRUN <<EOF cat\nWORKDIR /no\nEOF\nWORKDIR /yes\n"
+    )
+    found = [(one.line, one.name, " ".join(one.value.split())) for one in instructions(text)]
+    assert found == [(2, "FROM", "a"), (4, "RUN", "one two"), (7, "RUN", "<<EOF cat"), (10, "WORKDIR", "/yes")]
+
+
+def test_a_working_folder_may_be_relative_to_the_one_before(tmp_path: Path) -> None:
+    assert read(tmp_path, "FROM x\nWORKDIR /app\nWORKDIR src\n").workdir == PurePosixPath("/app/src")
+    assert read(tmp_path, "FROM x\n").workdir is None
+
+
+@pytest.mark.parametrize(
+    ("line", "env"),
+    [
+        ("ENV A=1", {"A": "1"}),
+        ("ENV A=\"1 2\" B='3'", {"A": "1 2", "B": "3"}),
+        ("ENV A 1 2", {"A": "1 2"}),
+        ("ENV A=", {"A": ""}),
+    ],
+)
+def test_variables_have_two_forms(tmp_path: Path, line: str, env: dict[str, str]) -> None:
+    assert read(tmp_path, f"FROM x\n{line}\n").env == env
+
+
+@pytest.mark.parametrize(
+    ("lines", "files"),
+    [
+        ("COPY a .", {"/app/a": "a"}),
+        ("COPY a /app", {"/app/a": "a"}),
+        ("COPY a /app/", {"/app/a": "a"}),
+        ("COPY a new", {"/app/new": "a"}),
+        ("COPY a new/", {"/app/new/a": "a"}),
+        ("COPY a b sub/", {"/app/sub/a": "a", "/app/sub/b": "b"}),
+        ("COPY d sub", {"/app/sub/c": "d/c", "/app/sub/e/f": "d/e/f"}),
+        ("COPY d/ .", {"/app/c": "d/c", "/app/e/f": "d/e/f"}),
+        ("COPY d/* sub/", {"/app/sub/c": "d/c", "/app/sub/f": "d/e/f"}),
+        ("COPY d sub\nCOPY a sub", {"/app/sub/c": "d/c", "/app/sub/e/f": "d/e/f", "/app/sub/a": "a"}),
+        ("COPY --chown=root:root a .", {"/app/a": "a"}),
+        ('COPY ["a", "two words"]', {"/app/two words": "a"}),
+        ("ADD a .", {"/app/a": "a"}),
+        ("COPY a x\nCOPY b x", {"/app/x": "b"}),
+    ],
+)
+def test_files_are_copied_to_where_docker_copies_them(tmp_path: Path, lines: str, files: dict[str, str]) -> None:
+    assert copied(tmp_path, lines) == files
+
+
+def test_the_whole_context_is_copied_with_its_dockerfile(tmp_path: Path) -> None:
+    assert copied(tmp_path, "COPY . .").keys() == {"/app/a", "/app/b", "/app/d/c", "/app/d/e/f", "/app/Dockerfile"}
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("FROM y", "FROM: several stages"),
+        ("RUN make", "RUN is not carried out here"),
+        ("ENTRYPOINT ./x", "ENTRYPOINT is not carried out here"),
+        ("USER bob", "USER bob: there is one user"),
+        ("COPY $A .", "COPY $A .: variables are not put in"),
+        ("COPY ../a .", "COPY ../a: leads out of"),
+        ("COPY gone .", "COPY gone: there is no such file"),
+        ("COPY *.gone .", "COPY *.gone: there is no such file"),
+        ("COPY a", "COPY a: needs a source and a target"),
+        ("COPY --from=build a .", "COPY --from: not supported"),
+        ("COPY <<EOF /x", "text in the Dockerfile itself"),
+        ("ADD https://a.b/c .", "ADD https://a.b/c: nothing is fetched"),
+        ("ADD x.tar.gz .", "archives are not unpacked"),
+        ('ENV A="', "No closing quotation"),
+        ("ENV A=1 B", "not of the form NAME=VALUE"),
+        ("CROSS_BUILD x", "CROSS_BUILD: not supported"),
+    ],
+)
+def test_all_else_is_a_fault_that_names_file_and_line(tmp_path: Path, line: str, fault: str) -> None:
+    with pytest.raises(Fault) as caught:
+        read(tmp_path, f"FROM x\n{line}\n", **{"x.tar.gz": ""})
+    assert str(caught.value).startswith(f"{tmp_path}/Dockerfile:2: ")
+    assert fault in str(caught.value)
+
+
+def test_what_has_no_effect_here_is_no_fault(tmp_path: Path) -> None:
+    read(tmp_path, 'FROM x\nARG A=1\nLABEL a=b\nEXPOSE 80\nCMD ["bash"]\nSHELL ["/bin/sh"]\n')
+
+
+def test_what_the_image_is_believed_to_have_is_named(tmp_path: Path) -> None:
+    assert read(tmp_path, "FROM x\nRUN a\nVOLUME /v\n", assume_image=True).left == ["RUN", "VOLUME"]

@@ -1,0 +1,58 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from clawhpc.errors import UserError
+from clawhpc.tasks.faults import Fault
+from clawhpc.tasks.layout import Layout, files_below
+
+
+def test_the_same_files_are_written_once_and_others_elsewhere(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "cache")
+    first = layout.lay_out({"a/b": "text", "c": "more"})
+    before = Path(first, "a/b").stat()
+    assert layout.lay_out({"c": "more", "a/b": "text"}) == first
+    assert Path(first, "a/b").stat() == before
+    assert layout.lay_out({"a/b": "text", "c": "less"}) != first
+    assert layout.lay_out({"a/b": "tex", "tc": "more"}) != first
+    assert len(os.listdir(tmp_path / "cache")) == 3
+
+
+def test_files_of_the_host_are_copied_with_their_mode_and_links_stay_links(tmp_path: Path) -> None:
+    program, link = tmp_path / "run", tmp_path / "link"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o750)
+    link.symlink_to("elsewhere")
+    folder = Path(Layout(tmp_path / "cache").lay_out({"run": program, "bin/link": link}))
+    assert (folder / "run").stat().st_mode & 0o777 == 0o750
+    assert os.readlink(folder / "bin/link") == "elsewhere"
+
+
+def test_a_file_that_has_changed_gives_another_folder(tmp_path: Path) -> None:
+    layout, file = Layout(tmp_path / "cache"), tmp_path / "a"
+    file.write_text("one")
+    first = layout.lay_out({"a": file})
+    file.write_text("three")
+    assert Path(layout.lay_out({"a": file}), "a").read_text() == "three"
+    assert Path(first, "a").read_text() == "one"
+
+
+def test_what_is_no_file_is_a_fault(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "gone"):
+        with pytest.raises(Fault, match=str(path)):
+            Layout(tmp_path / "cache").lay_out({"a": path})
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(UserError, match=f"cannot write tasks to {tmp_path}/cache"):
+        Layout(tmp_path / "cache").lay_out({"a": "b"})
+
+
+def test_links_to_folders_are_files_below_and_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c").touch()
+    (tmp_path / "up").symlink_to(tmp_path)
+    assert dict(files_below(tmp_path)) == {"a/b/c": tmp_path / "a/b/c", "up": tmp_path / "up"}

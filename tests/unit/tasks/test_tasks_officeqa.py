@@ -1,0 +1,82 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clawhpc.tasks import officeqa
+from clawhpc.tasks.faults import LoadedTasks
+from clawhpc.tasks.layout import Layout
+from tests.fakes.records import reward_folder
+from tests.fakes.task_sets import lay_officeqa
+
+HEADER = "uid,question,answer,source_files\n"
+
+
+def load(folder: Path) -> LoadedTasks:
+    return officeqa.load_tasks(folder / "set", Layout(folder / "cache"))
+
+
+def test_each_row_is_a_task_with_the_documents_that_it_names(tmp_path: Path) -> None:
+    lay_officeqa(tmp_path / "set", rows=2)
+    loaded = load(tmp_path)
+    first, _ = loaded.tasks
+    assert loaded.faults == ()
+    assert first.task_id == "q0"
+    assert first.instruction.startswith("How many, 0?\n\n")
+    assert "answer.txt" in first.instruction
+    assert first.metadata == {"difficulty": "easy", "source_files": "doc0.txt"}
+    assert first.input_dir is not None
+    assert [path.name for path in Path(first.input_dir).iterdir()] == ["doc0.txt"]
+
+
+@pytest.mark.parametrize(("said", "reward"), [("0\n", "1.0"), ("1", "0.0"), ("", "0.0"), (None, "0.0")])
+def test_the_scorer_of_the_set_is_asked_about_what_was_written(tmp_path: Path, said: str | None, reward: str) -> None:
+    """Its program, run on the host with host paths for those of the sandbox."""
+    lay_officeqa(tmp_path / "set")
+    (task,) = load(tmp_path).tasks
+    folder = reward_folder(task)
+    if said is not None:
+        (tmp_path / "answer.txt").write_text(said)
+    program = officeqa.CHECK_PY.replace("/tests", folder).replace(f"{task.workspace_mount}/", f"{tmp_path}/")
+    found = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, timeout=30, text=True)
+    assert found.stdout == f"{reward}\n"
+
+
+def test_texts_over_several_lines_and_several_documents(tmp_path: Path) -> None:
+    lay_officeqa(tmp_path / "set", rows=2, table=HEADER + '\nu,"One\n\nor ""two""?",a,"doc0.txt, doc1.txt"\n')
+    (task,) = load(tmp_path).tasks
+    assert task.instruction.startswith('One\n\nor "two"?\n\n')
+    assert task.input_dir is not None
+    assert sorted(path.name for path in Path(task.input_dir).iterdir()) == ["doc0.txt", "doc1.txt"]
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (",q,a,doc0.txt", ":2: uid is empty"),
+        ("u,,a,doc0.txt", ":2: question is empty"),
+        ("u,q,,doc0.txt", ":2: answer is empty"),
+        ("u,q,a,", ":2: source_files is empty"),
+        ("u,q,a,gone.txt", ":2: source_files: there is no file gone.txt below the folder"),
+        ("u,q,a", ":2: not as many fields as the first line has"),
+        ("u,q,a,doc0.txt,more", ":2: not as many fields as the first line has"),
+        ("sound,q,a,doc0.txt", ":3: uid 'sound' is that of row 2 already"),
+        ('u,"q" x,a,doc0.txt', "expected after"),
+    ],
+)
+def test_a_faulty_row_is_named_by_its_line(tmp_path: Path, row: str, fault: str) -> None:
+    first = "sound,q,a,doc0.txt\n" if row.startswith("sound") else ""
+    last = "" if first else "\nsound,q,a,doc0.txt\n"
+    lay_officeqa(tmp_path / "set", table=f"{HEADER}{first}{row}{last}")
+    (found,) = load(tmp_path).faults
+    assert found.startswith(f"{tmp_path}/set/small.csv")
+    assert fault in found
+
+
+def test_the_scorer_must_be_there(tmp_path: Path) -> None:
+    root = lay_officeqa(tmp_path / "set")
+    (root / "reward.py").write_text("def score():\n    pass\n")
+    assert load(tmp_path).faults == (f"{root}/reward.py: no function score_answer",)
+    (root / "reward.py").unlink()
+    assert load(tmp_path).faults == (f"{root}/reward.py: missing; take it from the benchmark's repository",)
