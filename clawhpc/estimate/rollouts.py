@@ -19,11 +19,11 @@ from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.estimate.settings import PlanSettings
 from clawhpc.harness.base import HarnessSettings
 
-CONTEXT_BYTES = 11.0
-"""Of a token of a prompt in a rollout's JSON: its id, and its text."""
-DRAWN_BYTES = 33.0
+CONTEXT_BYTES = 10.5
+"""Of a token of a prompt in a rollout's JSON: its id, and four letters of text."""
+DRAWN_BYTES = 31.0
 """Of a drawn token: its id, its log-prob, its text."""
-CALL_BYTES = 900.0
+CALL_BYTES = 1_000.0
 """Of a call beside its tokens."""
 
 
@@ -104,8 +104,9 @@ def step_tokens(
     heads = sum(cost.prompt_tokens for cost in costs) / len(costs)
     context = plan.calls * turn
     again = plan.reply_tokens * sum(cost.moves_message for cost in costs) / len(costs)
-    of_call = CALL_BYTES + (plan.result_tokens + again) * CONTEXT_BYTES + plan.reply_tokens * DRAWN_BYTES
-    stored = heads * CONTEXT_BYTES + plan.calls * of_call
+    of_call = CALL_BYTES + plan.reply_tokens * DRAWN_BYTES
+    between = (plan.result_tokens + again) * CONTEXT_BYTES
+    stored = heads * CONTEXT_BYTES + plan.calls * of_call + (plan.calls - 1) * between
     return StepTokens(
         num_rollouts=num_rollouts,
         drawn=num_rollouts * plan.calls * plan.reply_tokens,

@@ -1,0 +1,213 @@
+"""What memory is said to be taken is what a small learner takes: its weights, its optimizer, what autograd keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+
+from clawhpc.credit.settings import CreditSettings
+from clawhpc.estimate.decoder import KNOWN, Decoder, read_decoder
+from clawhpc.estimate.memory import (
+    FP32,
+    GIB,
+    count_networks,
+    engine_memory,
+    gathered,
+    host_memory,
+    layer_activations,
+    learner_memory,
+)
+from clawhpc.estimate.settings import PlanSettings
+from clawhpc.learner.attention import TreeLayout, use_tree_attention
+from clawhpc.learner.policy import create_policy
+from clawhpc.learner.rl_module import RlModule
+from clawhpc.learner.settings import CriticSettings, LearnerSettings, LossSettings
+from clawhpc.learner.tokenizer import train_tokenizer
+from clawhpc.paths import RunPaths
+from clawhpc.serve.settings import EngineSettings
+from tests.fakes.learner_campaign import SMALL, Campaign
+
+PPO = CreditSettings(estimator="path_gae")
+GRPO = CreditSettings()
+ARMS = {
+    "grpo": (GRPO, LearnerSettings()),
+    "a reference": (GRPO, LearnerSettings(loss=LossSettings(kl_coef=0.1))),
+    "ppo": (PPO, LearnerSettings()),
+    "ppo with one backbone": (PPO, LearnerSettings(critic=CriticSettings(backbone="policy"))),
+}
+SHAPE = Decoder(
+    num_layers=4,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_size=128,
+    vocab_size=64,
+    tied=True,
+    num_positions=512,
+)
+MIXTURE = dataclasses.replace(SHAPE, num_experts=8, num_chosen=2)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    train_tokenizer(["write kiwi to apple.txt"] * 3, folder / "tokenizer", vocab_size=280)
+    return Path(create_policy(folder / "policy", folder / "tokenizer", SMALL, seed=0).path)
+
+
+def num_bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_learner_holds_as_many_bytes_of_weights_gradients_and_optimizer_as_is_said(arm: str, policy: Path) -> None:
+    credit, settings = ARMS[arm]
+    module = RlModule(settings, policy, 1, with_critic=credit.needs_critic)
+    module.configure_model()
+    optimizer = module.configure_optimizers()
+    learned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in learned:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    moments = [value for slots in optimizer.state.values() for value in slots.values() if value.dim()]
+    memory = learner_memory(read_decoder(policy / "config.json"), settings, credit)
+    assert memory.weights == num_bytes(learned)
+    assert memory.gradients == num_bytes(parameter.grad for parameter in learned)
+    assert memory.moments == num_bytes(moments)
+    assert memory.reference == sum(num_bytes(network.parameters()) for network in module.reference)
+
+
+def model_of(decoder: Decoder, num_layers: int, dtype: torch.dtype) -> PreTrainedModel:
+    shape = dict(
+        vocab_size=decoder.vocab_size,
+        hidden_size=decoder.hidden_size,
+        intermediate_size=decoder.ffn_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=decoder.num_heads,
+        num_key_value_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+    )
+    experts = dict(num_experts=decoder.num_experts, num_experts_per_tok=decoder.num_chosen)
+    config = (
+        Qwen3MoeConfig(**shape, **experts, moe_intermediate_size=decoder.ffn_size)
+        if decoder.num_experts
+        else Qwen3Config(**shape)
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    use_tree_attention(model)
+    return model.train()
+
+
+def bytes_kept(model: nn.Module, num_tokens: int) -> int:
+    """What autograd keeps of a row until its backward pass, the weights themselves not counted."""
+    weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids_BT, positions_BT = torch.arange(num_tokens)[None] % SHAPE.vocab_size, torch.arange(num_tokens)[None]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False, tree_layout=TreeLayout.chain(num_tokens))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        SHAPE,
+        dataclasses.replace(SHAPE, hidden_size=128),
+        dataclasses.replace(SHAPE, ffn_size=384),
+        dataclasses.replace(SHAPE, num_heads=8),
+        MIXTURE,
+        dataclasses.replace(MIXTURE, num_chosen=4),
+    ],
+    ids=["dense", "wide", "thick", "many heads", "experts", "more of them"],
+)
+def test_autograd_keeps_as_much_of_a_layer_as_is_said(decoder: Decoder, dtype: torch.dtype) -> None:
+    num_tokens = 128
+    one, three = (bytes_kept(model_of(decoder, layers, dtype).base_model, num_tokens) for layers in (1, 3))
+    said = layer_activations(decoder, dtype.itemsize)
+    assert (three - one) / 2 / num_tokens == pytest.approx(said, rel=0.06)
+
+
+def test_with_checkpointing_a_row_keeps_the_input_of_each_layer_and_what_one_needs() -> None:
+    kept = learner_memory(SHAPE, LearnerSettings(token_budget=100), GRPO)
+    again = learner_memory(SHAPE, LearnerSettings(token_budget=100, gradient_checkpointing=True), GRPO)
+    layer = 100 * layer_activations(SHAPE, FP32)
+    assert kept.activations == 4.5 * layer
+    assert again.activations == 4 * 100 * SHAPE.hidden_size * FP32 + 1.5 * layer
+
+
+def test_ranks_share_what_is_held_and_each_gathers_whole_layers() -> None:
+    alone = learner_memory(SHAPE, LearnerSettings(), PPO)
+    shared = learner_memory(SHAPE, LearnerSettings(devices=4, num_nodes=2), PPO)
+    assert shared.held == alone.held / 8
+    assert (alone.gathered, shared.gathered) == (0, gathered(SHAPE, FP32))
+    assert learner_memory(SHAPE, LearnerSettings(precision="bf16-mixed"), PPO).gathered == gathered(SHAPE, 2)
+
+
+def test_16_bytes_a_parameter_are_held_and_4_more_for_a_reference() -> None:
+    decoder = KNOWN["Qwen3-4B"]
+    assert learner_memory(decoder, LearnerSettings(), GRPO).held == 16 * 4_022_468_096
+    with_reference = LearnerSettings(loss=LossSettings(kl_coef=0.1))
+    assert learner_memory(decoder, with_reference, GRPO).held == 20 * 4_022_468_096
+
+
+def test_a_critic_has_no_output_head() -> None:
+    decoder = KNOWN["Qwen3-8B"]
+    networks = count_networks(decoder, LearnerSettings(), PPO)
+    assert networks.critic == decoder.num_params - decoder.embedding_params + decoder.hidden_size
+
+
+def test_a_checkpoint_holds_and_a_policy_takes_as_many_bytes_as_is_said(policy: Path, tmp_path: Path) -> None:
+    run = Campaign(RunPaths(tmp_path), num_steps=1)
+    run.train(policy)
+    decoder = read_decoder(policy / "config.json")
+    (path,) = run.run.checkpoints.glob("*.ckpt")
+    checkpoint = torch.load(path, weights_only=False)
+    moments = [value for slots in checkpoint["optimizer_states"][0]["state"].values() for value in slots.values()]
+    policy_weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("policy.")}
+    del policy_weights["policy.model.lm_head.weight"]  # tied: named twice, stored once
+    held = num_bytes(policy_weights.values()) + num_bytes(value for value in moments if value.dim())
+    sharded = dataclasses.replace(run.settings, precision="bf16-mixed")
+    assert held == host_memory(decoder, sharded, GRPO).checkpoint
+    weights = (run.run.policy(1) / "model.safetensors").stat().st_size
+    assert weights == pytest.approx(FP32 * decoder.num_params, rel=0.1)
+
+
+def test_an_engine_has_what_its_weights_leave_for_keys_and_values() -> None:
+    decoder = KNOWN["Qwen3-4B"]
+    settings = EngineSettings(dtype="bfloat16", gpu_memory_utilization=0.5)
+    memory = engine_memory(decoder, settings, PlanSettings(gpu_memory_gib=80, engine_gib=4), on_gpu=True)
+    assert memory.token_bytes == 2 * 36 * 8 * 128 * 2  # 144 KiB, as its makers' shape has it
+    assert memory.weights == 2 * decoder.num_params
+    assert memory.cache == 40 * GIB - memory.weights - 4 * GIB
+
+
+def test_tensor_parallel_divides_weights_and_heads_but_no_head() -> None:
+    decoder = KNOWN["Qwen3-30B-A3B"]  # four heads of keys
+    plan = PlanSettings()
+    of = {
+        size: engine_memory(decoder, EngineSettings(dtype="bfloat16", tensor_parallel_size=size), plan, on_gpu=True)
+        for size in (1, 2, 4, 8)
+    }
+    assert of[2].weights == of[1].weights / 2
+    assert of[4].token_bytes == of[1].token_bytes / 4
+    assert of[8].token_bytes == of[4].token_bytes
+
+
+def test_on_a_cpu_the_cache_is_what_is_asked_for() -> None:
+    memory = engine_memory(SHAPE, EngineSettings(kv_cache_gib=0.5), PlanSettings(), on_gpu=False)
+    assert memory.cache == pytest.approx(0.5 * GIB)
