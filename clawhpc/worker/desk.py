@@ -211,12 +211,16 @@ class PolicyDesk:
         return self.server is not None and self.server.alive and self.server.policy_step == policy_step
 
     async def _load(self, server: PolicyServer, policy: PolicyVersion) -> None:
-        """New weights; in another engine where this one cannot take them, or dies meanwhile."""
+        """New weights; in another engine where this one cannot take them, or dies, or masks by another tokenizer."""
+        if self._form is None or self._form[0] != tokenizer_digest(policy):
+            log.info("policy step %d has another tokenizer, and an engine of its own", policy.step)
+            return await self._replace(policy)
         try:
             await server.load(policy)
         except EngineError as error:
             log.warning("the engine is started again, for it did not load policy step %d: %s", policy.step, error)
-            await self._replace(policy)
+            return await self._replace(policy)
+        self._use_renderer(policy)
 
     async def _replace(self, policy: PolicyVersion) -> None:
         """Another engine in place of the one that is held, which ends first: the memory is not for two."""
@@ -262,11 +266,15 @@ class PolicyDesk:
 
     def _use_renderer(self, policy: PolicyVersion) -> None:
         """What one has encoded stays known, as long as the chat format and the tokenizer stay the same."""
-        tokenizer = sha256((Path(policy.path) / "tokenizer.json").read_bytes()).digest()
-        form = (tokenizer, policy.renderer, policy.thinking)
+        form = (tokenizer_digest(policy), policy.renderer, policy.thinking)
         if self._form != form:
             self._renderer = ChatRenderer(Path(policy.path), renderer=policy.renderer, thinking=policy.thinking)
             self._form = form
+
+
+def tokenizer_digest(policy: PolicyVersion) -> bytes:
+    """Equal for equal tokenizers."""
+    return sha256((Path(policy.path) / "tokenizer.json").read_bytes()).digest()
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from clawhpc.errors import EngineError, HostError, UserError
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import PolicyResponder, ScriptedResponder
 from clawhpc.proxy.session import MAX_DRAWS
-from clawhpc.records import Generation, Limits, PolicyVersion, Probe, StepPlan
+from clawhpc.records import Conversation, Generation, Limits, Message, PolicyVersion, Probe, StepPlan
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import publish_policy
 from clawhpc.worker.desk import PolicyDesk
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
 from tests.fakes.caller import open_call, policy, session_of, user
-from tests.fakes.chat_tokenizer import write_tokenizer
+from tests.fakes.chat_tokenizer import Words, write_tokenizer
 from tests.fakes.late_view import LateView
 from tests.fakes.records import make_group, make_task
 from tests.fakes.serve import FakeServe
@@ -53,16 +53,16 @@ class PoisonedEngine:
         raise AssertionError("nobody asks")
 
 
-def write_policies(paths: RunPaths, *steps: int) -> None:
+def write_policies(paths: RunPaths, *steps: int, words: Words = "gpt2", thinking: bool = False) -> None:
     for step in steps:
         part = paths.root / "part"
         part.mkdir(parents=True)
-        write_tokenizer(part)
+        write_tokenizer(part, words)
         (part / "model.safetensors").write_bytes(b"w")
         probe = Probe(token_ids=(1, 2), logprobs=(-0.5,), tolerance=1e-3)
         folder = str(paths.policy(step))
         publish_policy(
-            part, PolicyVersion(step=step, path=folder, digest="d", renderer="qwen3", thinking=False, probe=probe)
+            part, PolicyVersion(step=step, path=folder, digest="d", renderer="qwen3", thinking=thinking, probe=probe)
         )
 
 
@@ -112,6 +112,32 @@ async def test_the_engine_starts_once_and_then_loads_what_each_plan_names(tmp_pa
         assert desk.engine_cpu_s == 2.0
         assert desk.responder(plan_of(1), plan_of(1).groups[0]).sampling.temperature == 0.5  # type: ignore[attr-defined]
         assert await draw_by(desk) == 1
+
+
+async def test_a_policy_of_another_chat_format_is_rendered_in_its_own(tmp_path: Path) -> None:
+    write_policies(RunPaths(tmp_path), 0)
+    write_policies(RunPaths(tmp_path), 1, thinking=True)
+    serve, prompts = FakeServe(), []
+    async with desk_of(tmp_path, serve) as desk:
+        for step in (0, 1, 0):
+            await desk.make_ready(plan_of(step))
+            responder = desk.responder(plan_of(step), plan_of(step).groups[0])
+            conversation = Conversation(model="policy", messages=(Message(role="user", text="hi"),))
+            prompts.append(tuple(responder.prepare(conversation, {}).rendered.ids))  # type: ignore[union-attr]
+    assert len(serve.servers) == 1, "the weights fit"
+    assert prompts[0] == prompts[2] != prompts[1]
+
+
+async def test_a_policy_with_another_tokenizer_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    """What an engine masks, it was told when it was started."""
+    write_policies(RunPaths(tmp_path), 0)
+    write_policies(RunPaths(tmp_path), 1, words="qwen")
+    serve = FakeServe()
+    async with desk_of(tmp_path, serve) as desk:
+        for step in (0, 1, 1, 0):
+            await desk.make_ready(plan_of(step, step=step))
+            assert await draw_by(desk) == step
+    assert [server.policy_step for server in serve.servers] == [0, 1, 0]
 
 
 async def test_a_policy_that_is_seen_later_than_the_plan_that_names_it_is_waited_for(
