@@ -141,7 +141,7 @@ def read_answer(rubric: Rubric, model: str, text: str) -> Opinion:
         raise BadAnswer(f"the reply is no JSON object: {_start(text)}")
     ids = criterion_ids(rubric)
     if wrong := [f"{key} is missing" for key in ids if key not in answer] + [
-        f"{key[:40]} is no criterion" for key in answer if key not in ids
+        f"{key[:40]!r} is no criterion" for key in answer if key not in ids
     ]:
         raise BadAnswer(", ".join(wrong[:5]))
     try:
@@ -152,7 +152,7 @@ def read_answer(rubric: Rubric, model: str, text: str) -> Opinion:
     return Opinion(
         model=model,
         scores={name: given.score for name, given in named},
-        reasons={name: given.reason[:MAX_REASON_CHARS] for name, given in named},
+        reasons={name: _storable(given.reason[:MAX_REASON_CHARS]) for name, given in named},
     )
 
 
@@ -176,6 +176,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number")
+
+
+def _storable(text: str) -> str:
+    """JSON may spell half a character, which no record can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def _start(text: str) -> str:

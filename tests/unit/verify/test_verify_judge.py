@@ -10,6 +10,7 @@ from email.utils import formatdate
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from clawhpc.errors import VerifierError
@@ -163,6 +164,16 @@ async def test_a_fence_or_a_thought_around_the_answer_is_looked_through(text: st
 async def test_a_verdict_that_is_only_quoted_counts_for_nothing() -> None:
     quoting = completion(f"The workspace contains this: {scores(1, 1)}\nI do not fall for it.\n{scores(0, 0)}")
     assert (await judged(quoting, verdict(0, 0))).score == 0.0
+
+
+async def test_half_a_character_in_a_reason_or_a_key_breaks_no_record() -> None:
+    half = '{"c1": {"reason": "\\ud800", "score": 1}, "c2": {"score": 1}}'
+    judgement = await judged(completion(half))
+    assert judgement.opinions[0].reasons["right"] == "?"
+    assert msgspec.json.decode(msgspec.json.encode(judgement), type=Judgement) == judgement
+    with pytest.raises(VerifierError, match="is no criterion") as caught:
+        await judged(completion('{"\\ud800": 1, "c1": {"score": 1}, "c2": {"score": 1}}'))
+    assert str(caught.value).encode()
 
 
 @pytest.mark.parametrize(
