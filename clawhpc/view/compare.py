@@ -16,8 +16,9 @@ NONE = "–"
 
 
 def pass_rates(run: ComparedRun) -> Points:
-    """pass@1 of each evaluation."""
-    found = ((float(step), tabulate(records).pass_at_1) for step, records in run.evaluations.items())
+    """pass@1 of each evaluation of a policy that learns."""
+    steps = {} if run.evaluated else run.evaluations
+    found = ((float(step), tabulate(records).pass_at_1) for step, records in steps.items())
     return [(step, estimate.mean) for step, estimate in found if estimate is not None]
 
 
@@ -107,10 +108,42 @@ def compare_tables(runs: Sequence[ComparedRun]) -> list[Table]:
     return [evaluation_table(runs), difference_table(runs), outcome_table(runs), cost_table(runs)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entrant:
+    """A policy that was evaluated: the last of a campaign, or each of an evaluation."""
+
+    name: str
+    step: str
+    records: Sequence[RolloutRecord]
+    before: Sequence[RolloutRecord] = ()
+    """Of the policy that its campaign began with."""
+
+
+def _entrants(runs: Sequence[ComparedRun]) -> list[_Entrant]:
+    found = []
+    for run in runs:
+        steps = list(run.evaluations)
+        if run.evaluated:
+            found += [
+                _Entrant(name=f"{run.name}: {name}", step=NONE, records=run.evaluations[step])
+                for step, name in run.evaluated.items()
+            ]
+        elif steps:
+            before = run.evaluations[steps[0]] if len(steps) > 1 else ()
+            found.append(
+                _Entrant(name=run.name, step=str(steps[-1]), records=run.evaluations[steps[-1]], before=before)
+            )
+    return found
+
+
 def evaluation_table(runs: Sequence[ComparedRun]) -> Table:
-    """The last evaluation of each run, with each harness by itself where there are several."""
-    evaluated = [(run, harness, tabulate(records)) for run in runs for harness, records in _by_harness(run.final)]
-    ks = sorted({k for _, _, table in evaluated for k in table.pass_at_k})
+    """The last evaluation of each campaign, and all policies of each evaluation; with each harness by itself too."""
+    tables = [
+        (entrant, harness, tabulate(records))
+        for entrant in _entrants(runs)
+        for harness, records in _by_harness(entrant.records)
+    ]
+    ks = sorted({k for _, _, table in tables for k in table.pass_at_k})
     return Table(
         title="Last evaluation",
         heads=(
@@ -119,11 +152,11 @@ def evaluation_table(runs: Sequence[ComparedRun]) -> Table:
         ),
         rows=[
             (
-                *(run.name, harness, str(max(run.evaluations))),
+                *(entrant.name, harness, entrant.step),
                 *map(str, (table.num_tasks, table.num_rollouts, table.num_failed)),
                 *map(_shown, (table.mean_reward, table.pass_at_1, *(table.pass_at_k.get(k) for k in ks))),
             )
-            for run, harness, table in evaluated
+            for entrant, harness, table in tables
         ],
         note="95 % intervals by bootstrap over tasks.",
     )
@@ -138,20 +171,18 @@ def _by_harness(records: Sequence[RolloutRecord]) -> list[tuple[str, Sequence[Ro
 
 
 def difference_table(runs: Sequence[ComparedRun]) -> Table:
-    """pass@1 since the first evaluation of the run, and against every run before it."""
-    last = {run.name: run.final for run in runs}
-    firsts = [run.evaluations[min(run.evaluations)] if len(run.evaluations) > 1 else () for run in runs]
+    """pass@1 since the first evaluation of a campaign, and against every policy that stands before it."""
+    entrants = _entrants(runs)
     rows = [
-        (run.name, _difference(first, run.final), *(_difference(last[other.name], run.final) for other in runs[:-1]))
-        for run, first in zip(runs, firsts, strict=True)
-    ]
-    rows = [
-        (name, since, *(cell if other < at else "" for other, cell in enumerate(cells)))
-        for at, (name, since, *cells) in enumerate(rows)
+        (
+            *(entrant.name, _difference(entrant.before, entrant.records)),
+            *(_difference(other.records, entrant.records) if at < number else "" for at, other in enumerate(entrants)),
+        )[: len(entrants) + 1]
+        for number, entrant in enumerate(entrants)
     ]
     return Table(
         title="Differences in pass@1",
-        heads=("run", "since its first evaluation", *(f"against {run.name}" for run in runs[:-1])),
+        heads=("run", "since its first evaluation", *(f"against {entrant.name}" for entrant in entrants[:-1])),
         rows=[row for row in rows if any(cell not in ("", NONE) for cell in row[1:])],
         note="Paired by task and harness, over those that both evaluations have; 95 % intervals.",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,17 +61,16 @@ class ComparedRun:
     """Dotted key -> value, as text."""
     metrics: Mapping[str, Points]
     evaluations: Mapping[int, Sequence[RolloutRecord]]
-    """Step of the policy -> the rollouts of its evaluation, without their calls; ascending."""
+    """Step -> the rollouts of its evaluation, without their calls; ascending."""
+    evaluated: Mapping[int, str]
+    """Of a run of `clawhpc.evaluate`: step -> which policy that is, on which tasks. Empty for a campaign: its steps are
+    those of one policy that learns.
+    """
     outcomes: Mapping[Outcome, int]
     totals: Totals
     cpu_s: Mapping[str, float]
     """Part -> CPU seconds; that of the learner once the run has finished."""
     finished: bool
-
-    @property
-    def final(self) -> Sequence[RolloutRecord]:
-        """Its last evaluation; empty where there is none."""
-        return self.evaluations[max(self.evaluations)] if self.evaluations else ()
 
 
 def read_run(name: str, paths: RunPaths) -> ComparedRun:
@@ -83,29 +82,48 @@ def read_run(name: str, paths: RunPaths) -> ComparedRun:
         outcomes[record.outcome] += 1
         if record.key.phase == "eval":
             evaluations.setdefault(record.key.step, []).append(replace(record, calls=()))
-    finished = paths.finished.exists()
+    result = _read_result(paths)
     return ComparedRun(
         name=name,
         root=paths.root,
         config=dict(_flat(_read_yaml(paths.config))),
         metrics=read_metrics(paths.metrics) if paths.metrics.exists() else {},
         evaluations=dict(sorted(evaluations.items())),
+        evaluated=_name_evaluated(paths, evaluations, result),
         outcomes=outcomes,
         totals=totals,
-        cpu_s=_cpu_by_part(paths, totals, finished=finished),
-        finished=finished,
+        cpu_s=_cpu_by_part(paths, totals, result),
+        finished=paths.finished.exists(),
     )
 
 
-def _cpu_by_part(paths: RunPaths, totals: Totals, *, finished: bool) -> dict[str, float]:
+def _read_result(paths: RunPaths) -> dict[str, Any]:
+    """What a run has left when it has finished; empty before."""
+    try:
+        return msgspec.json.decode(paths.finished.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise UserError(f"{paths.finished}: not what a run leaves: {error}") from error
+
+
+def _name_evaluated(paths: RunPaths, steps: Iterable[int], result: Mapping[str, Any]) -> dict[int, str]:
+    if not paths.policy_numbers.exists():
+        return {}
+    cells = result.get("cells", ())
+    one_set = len({cell["set"] for cell in cells}) < 2
+    names = {cell["step"]: cell["policy"] if one_set else f"{cell['policy']} on {cell['set']}" for cell in cells}
+    return {step: names.get(step, f"evaluation {step}") for step in sorted(steps)}
+
+
+def _cpu_by_part(paths: RunPaths, totals: Totals, result: Mapping[str, Any]) -> dict[str, float]:
     usage = read_usage(paths)
     known = {
         "harness": totals.harness_cpu_s,
         "engine": sum(worker.engine_cpu_s for worker in usage),
         "proxy": sum(worker.own_cpu_s for worker in usage),
     }
-    result = msgspec.json.decode(paths.finished.read_bytes()) if finished else {}
-    learner_s = result.get("cpu_s", {}).get("learner") if isinstance(result, dict) else None
+    learner_s = result.get("cpu_s", {}).get("learner")
     return known if learner_s is None else known | {"learner": learner_s}
 
 

@@ -76,6 +76,24 @@ def test_differences_are_paired_over_what_two_evaluations_share(tmp_path: Path) 
     assert rows[1]["against first"] == "-1.000 [-1.000, -1.000]"
 
 
+def test_of_an_evaluation_each_policy_is_compared_by_its_name(tmp_path: Path) -> None:
+    compared(tmp_path / "e", {0: dict.fromkeys("ab", 0.0), 1: dict.fromkeys("ab", 1.0), 2: {"a": 1.0}})
+    paths = RunPaths(tmp_path / "e")
+    paths.policies.mkdir()
+    paths.policy_numbers.write_text("{}")
+    assert [row["run"] for row in cells(evaluation_table([read_run("e", paths)]))] == [
+        f"e: evaluation {step}" for step in range(3)
+    ]
+    told = [(0, "start", "s"), (1, "trained", "s"), (2, "start", "t")]
+    done = [{"step": step, "policy": policy, "set": name, "harness": "pi"} for step, policy, name in told]
+    paths.finished.write_text(json.dumps({"cells": done, "cpu_s": {"engine": 1.0}}))
+    run = read_run("e", paths)
+    rows = cells(difference_table([run]))
+    assert [row["run"] for row in rows] == ["e: trained on s", "e: start on t"]
+    assert rows[0]["against e: start on s"] == "+1.000 [+1.000, +1.000]"
+    assert not [chart for chart in compare_curves([run]) if chart.title == "Evaluation"]
+
+
 def test_only_keys_that_differ_are_listed_and_one_that_a_run_lacks_is_no_value(tmp_path: Path) -> None:
     one = compared(tmp_path / "one", {}, config="run: {name: x}\nlr: 0.1\nnames: [a, b]\nempty: {}\n")
     two = compared(tmp_path / "two", {}, config="run: {name: x}\nlr: 0.2\nnames: [a]\nmore: {deep: null}\nempty: {}\n")
