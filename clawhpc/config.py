@@ -53,7 +53,7 @@ from clawhpc.keys import check_keys, make_absolute
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.turn import this_job
-from clawhpc.learner.settings import ColdStartSettings, LearnerSettings
+from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, SftSettings
 from clawhpc.ledger import Ledger
 from clawhpc.records import Limits
 from clawhpc.sandbox.settings import SandboxSettings
@@ -69,7 +69,8 @@ CONF_DIR = PACKAGED_CONF if PACKAGED_CONF.is_dir() else Path(__file__).parents[1
 """In an installed package beside the code, in a checkout beside the package."""
 PATHS = (
     *("cache_dir", "scratch_dir", "run.root", "policy.folder"),
-    *("tasks.folder", "tasks.heldout", "sandbox.image", "evaluate.policies", "evaluate.sets"),
+    *("tasks.folder", "tasks.heldout", "sandbox.image"),
+    *("evaluate.policies", "evaluate.sets", "sft.runs"),
 )
 """The keys that hold paths, or paths by name."""
 OmegaConf.register_new_resolver("join", "+".join, replace=True)  # a list in a name: ${join:${harness.names}}
@@ -139,6 +140,7 @@ class RunConfig:
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
+    sft: SftSettings = field(default_factory=SftSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
     """What `python -m clawhpc.plan` takes for granted; nothing else asks for it."""
 

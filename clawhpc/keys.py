@@ -29,12 +29,14 @@ def make_absolute(content: dict[Any, Any], key: str) -> None:
 
 
 def absolute(value: Any, key: str) -> Any:
-    """A path, or settings with a `folder`, absolute; anything else as it is."""
+    """A path, each of a list, or settings with a `folder`, absolute; anything else as it is."""
     match value:
         case "":
             raise UserError(f"{key} is empty: name a path, or leave it out")
         case str():
             return str(Path(value).expanduser().absolute())
+        case [*paths]:
+            return [absolute(path, key) for path in paths]
         case {"folder": folder}:
             return value | {"folder": absolute(folder, f"{key}.folder")}
     return value

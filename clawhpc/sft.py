@@ -1,37 +1,60 @@
-"""Make the policy that training starts from: python -m clawhpc.sft experiment=quickstart"""
+"""Make the policy that training starts from: python -m clawhpc.sft experiment=quickstart
+
+Or imitate recorded rollouts, of any policy or model: python -m clawhpc.sft sft.runs=[RUN,...] policy.folder=FOLDER
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import msgspec
 
 from clawhpc.campaign.collect import Collector
+from clawhpc.campaign.install import install_policy
 from clawhpc.campaign.loop import cpu_by_part, make_plan
 from clawhpc.campaign.run import find_run, open_run
 from clawhpc.config import RunConfig, entry_point, former_turn_s
+from clawhpc.errors import UserError
 from clawhpc.job import as_campaign
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.turn import this_job
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, TaskSpec
-from clawhpc.store import publish_plan, read_policy, read_step, unsealed_groups, write_atomic
+from clawhpc.store import (
+    publish_plan,
+    read_policy,
+    read_rollouts,
+    read_step,
+    rollout_files,
+    unsealed_groups,
+    write_atomic,
+)
 from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import generate_tasks
 from clawhpc.tasks.oracle import task_solution
+from clawhpc.tasks.sets import load_task_sets
 
 log = logging.getLogger(__name__)
 
 
 def sft(config: RunConfig) -> None:
+    """From recorded runs where `sft.runs` names some, else the cold start. After a kill the same command goes on."""
+    if config.sft.runs:
+        sft_recorded(config)
+    else:
+        cold_start(config)
+
+
+def cold_start(config: RunConfig) -> None:
     """Capture the oracle at work in each harness, teach a fresh policy, publish it in the policy folder.
 
-    A policy that is there stays as it is. After a kill the same command goes on where it was.
+    A policy that is there stays as it is.
     """
     output = config.policy_folder()
     runs, content = Path(config.run.root) / "cold_starts" / config.run.name, msgspec.yaml.encode(config)
@@ -81,6 +104,77 @@ def teach(
     book = read_book((record, solutions[record.key.task_id]) for record in records)
     learner = config.learner_settings()
     make_policy(config.cold_start, config.policy.shape, learner, book, folder=paths.root / "lessons", output=output)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Recorded rollouts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def sft_recorded(config: RunConfig) -> None:
+    """Teach the policy that the settings name what the rollouts of `sft.runs` did well; PolicyVersion 1 of a new run.
+
+    Rollouts on the tasks that are held out for evaluation are left out. UserError where a run has no rollouts, or none
+    that is good enough.
+    """
+    source, runs = config.policy_source(), [recorded_run(Path(run)) for run in config.sft.runs]
+    heldout = {task.task_id for task in load_task_sets(config.tasks, Path(config.cache_dir)).heldout}
+    content = msgspec.yaml.encode(config)
+    with open_run(Path(config.run.root) / "sft" / config.run.name, content, wait_s=former_turn_s()) as paths:
+        install_policy(paths, source)
+        result = imitate_runs(config, paths, runs, heldout)
+        write_atomic(paths.finished, msgspec.json.format(msgspec.json.encode(result)))
+    log.info("finished; the policy is %s", result["policy"])
+
+
+def recorded_run(root: Path) -> RunPaths:
+    """A run that has rollouts."""
+    paths = RunPaths(root)
+    if not rollout_files(paths):
+        raise UserError(f"sft.runs: {root} holds no rollouts; name the folder of a run, such as runs/default/001")
+    return paths
+
+
+def imitate_runs(
+    config: RunConfig, paths: RunPaths, runs: Sequence[RunPaths], heldout: Container[str]
+) -> dict[str, object]:
+    """What came of it. The policy to teach is PolicyVersion 0 of `paths`, and that which is taught 1."""
+    from clawhpc.learner.imitation import Lesson, imitate  # torch: not before it is needed
+    from clawhpc.learner.recorded import Student, choose
+    from clawhpc.learner.trainer import LearnerPaths
+
+    student, lessons, left_out = Student(paths.policy(0)), [], Counter[str]()
+    for run in runs:
+        choice = choose(read_rollouts(run), config.sft, heldout)
+        left_out += choice.left_out
+        for record in choice.records:
+            tree = student.tree(run, record)
+            if tree is None:
+                left_out["no_tree"] += 1
+            else:
+                lessons.append(Lesson(task_id=record.key.task_id, tree=tree))
+    said = (
+        f"{len(lessons)} rollouts to imitate, {student.num_encoded} of them from their text; left out: {dict(left_out)}"
+    )
+    if not lessons:
+        raise UserError(f"sft.min_reward={config.sft.min_reward}: {said}")
+    log.info(said)
+    losses = imitate(
+        config.sft,
+        config.learner_settings(),
+        lessons,
+        policy=paths.policy(0),
+        output=paths.policy(1),
+        step=1,
+        paths=LearnerPaths(checkpoints=paths.checkpoints, metrics=paths.metrics),
+    )
+    return {
+        "policy": str(paths.policy(1)),
+        "rollouts": len(lessons),
+        "encoded_from_text": student.num_encoded,
+        "left_out": left_out,
+        "heldout_loss": losses,
+    }
 
 
 main = entry_point(as_campaign(sft))

@@ -237,3 +237,33 @@ class ColdStartSettings:
         for key in ("headless_pass_rate", "pass_rate", "floor"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key}={getattr(self, key)}: must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftSettings:
+    """Which recorded rollouts sft imitates, and how. Without `runs` it makes the policy of a cold start."""
+
+    runs: tuple[str, ...] = ()
+    """Folders of runs: training, evaluations, cold starts; of a policy, of the oracle, or of a model behind an API."""
+    min_reward: float = 1.0
+    """At least, of a rollout that is imitated; the verifier's own, before shaping."""
+    per_task: int = 0
+    """Most rollouts of one task in one harness, those of the highest reward; 0 for all."""
+    epochs: int = 3
+    """How often each rollout is imitated."""
+    batch_size: int = 16
+    """Rollouts of one update."""
+    lr: float = 2e-4
+    """Peak learning rate of AdamW; it falls in a line to 0 after the last update."""
+    warmup_steps: int = 5
+    normaliser: Normaliser = "token"
+    """See `LossSettings`."""
+    heldout_share: float = 0.1
+    """Of the tasks, whose rollouts are kept apart: the loss on them is reported. Of two tasks or more, one at least."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"normaliser": Normaliser})
+        at_least(self, min_reward=0, per_task=0, epochs=1, batch_size=1, lr=0, warmup_steps=0, heldout_share=0, seed=0)
+        if self.heldout_share >= 1:
+            raise ValueError(f"heldout_share={self.heldout_share}: must be less than 1")

@@ -158,8 +158,9 @@ def fit_sft(
     lessons: Callable[[int, TreePolicy], Sequence[CallTree] | None],
     output: Path,
     paths: LearnerPaths,
+    step: int = 0,
 ) -> PolicyVersion:
-    """Imitate in at most `num_steps` steps, and publish the result in `output` as policy of step 0.
+    """Imitate in at most `num_steps` steps, and publish the result in `output` as policy of `step`.
 
     `lessons(k, policy)` says what: the sampled tokens of its trees. It sees the policy as it is before step k, and
     returns None to end here. There is one update per step, and one process, whatever `settings` say.
@@ -167,7 +168,7 @@ def fit_sft(
     first = read_policy(policy)
     cuda = check_devices(settings)
     module = SftModule(settings, policy, num_steps)
-    source = sft_source(lambda step: lessons(step, module.policy), settings)
+    source = sft_source(lambda at: lessons(at, module.policy), settings)
     watch = RichProgressBar() if sys.stdout.isatty() else PrintSteps(num_steps, SFT_LINE, every=SFT_LINE_EVERY)
     callbacks = [watch, WriteCsv(paths.metrics / "metrics.csv"), _checkpoints(settings, paths.checkpoints)]
     with _alone(settings, cuda=cuda):
@@ -176,7 +177,7 @@ def fit_sft(
             output,
             module.policy.model,
             policy,
-            step=0,
+            step=step,
             renderer=first.renderer,
             thinking=first.thinking,
             state_dict=module.policy_weights(),
