@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,15 +150,18 @@ class Bench:
             "": (),
             "slow": ("/usr/bin/python3", f"{MCP_MOUNT}/{server.name}"),
             "broken": ("/bin/false",),
+            "host": (sys.executable, str(server)),
+            "host_broken": ("/bin/sh", "-c", "echo no database >&2; exit 1"),
         }[scenario.mcp]
-        adder = McpServer(name=MCP_SERVER, argv=argv, env={"DELAY_S": "2"})
+        on_host = scenario.mcp.startswith("host")
+        adder = McpServer(name=MCP_SERVER, argv=argv, env={"DELAY_S": "2"}, on_host=on_host)
         task = TaskSpec(
             task_id=scenario.name,
             instruction=INSTRUCTION,
             input_dir=None,
             verifier=script_verifier(reward_dir),
             mcp_servers=(adder,) if scenario.mcp else (),
-            mcp_dir=str(mcp_dir) if scenario.mcp else None,
+            mcp_dir=str(mcp_dir) if scenario.mcp and not on_host else None,
         )
         key = GroupKey(phase="train", step=0, task_id=task.task_id, harness=profile.name)
         group = GroupPlan(key=key, task=task, num_samples=1, seed=0)

@@ -172,6 +172,10 @@ class FaultySandbox:
             self.log = log.read_text() if log.exists() else ""
             self.files = tuple(sorted(str(path.relative_to(workspace)) for path in workspace.rglob("*") if path != log))
 
+    @property
+    def python(self) -> str:
+        return self.inner.python
+
     def check_hidden(self, path: Path) -> None:
         self.inner.check_hidden(path)
 

@@ -31,8 +31,10 @@ def broken_laws(observed: Observed) -> list[str]:
     faults = [*token_faults(observed), *tree_faults(record), *delivery_faults(observed), *told_faults(observed)]
     if surplus := Counter(observed.ran) - Counter(observed.scenario.ran):
         faults.append(f"commands ran that should not have, or twice: {', '.join(surplus)}")
-    if observed.scenario.mcp == "slow":
+    if observed.scenario.mcp in ("slow", "host"):
         faults += mcp_faults(observed)
+    if observed.scenario.mcp in ("host", "host_broken"):
+        faults += host_faults(observed)
     faults += [
         f"call {call.call_id}: nobody lists {', '.join(call.unlisted)}" for call in record.calls if call.unlisted
     ]
@@ -117,6 +119,17 @@ def mcp_faults(observed: Observed) -> Iterator[str]:
         yield "the tools change on the way"
     if not any(SUM in message.text for call in calls for message in call.new_messages):
         yield "the server's answer is in no history"
+
+
+def host_faults(observed: Observed) -> Iterator[str]:
+    """What a server on the host was asked is recorded; one that does not start is no doing of the policy."""
+    record = observed.record
+    if observed.scenario.mcp == "host" and [(call.name, SUM in call.result) for call in record.mcp_calls] != [
+        ("add", True)
+    ]:
+        yield f"the record has other calls of the server than one that was answered: {record.mcp_calls}"
+    if observed.scenario.mcp == "host_broken" and "exit code 1: no database" not in record.detail:
+        yield f"a server that does not start is {record.outcome}: {record.detail}"
 
 
 def pruned(record: RolloutRecord) -> PrunedTree:

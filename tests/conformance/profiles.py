@@ -23,7 +23,8 @@ from clawhpc.tasks.oracle import SUBMIT_COMMAND
 MCP_SERVER = "adder-of_two"
 """The name under which the task declares its server; its one tool is `add`. Some harnesses do not take it as it is."""
 
-
+NO_MCP = dict.fromkeys(("mcp_tool", "mcp_broken", "mcp_host", "mcp_host_broken"), "it has no MCP")
+"""Scenario -> why it makes no sense there."""
 QUICK = frozenset(
     (
         *("parallel_calls", "thinking", "unicode", "length_stop", "empty_reply", "engine_error", "cut_stream"),
@@ -93,7 +94,7 @@ CLAUDE_CODE_BARE = Profile(
     settings=ClaudeCodeSettings(),
     compacting=ClaudeCodeSettings(compact=True),
     thinking=ClaudeCodeSettings(thinking_tokens=400),
-    quick=QUICK,
+    quick=QUICK | {"mcp_host"},
     shell="Bash",
     mcp_tool=f"mcp__{MCP_SERVER}__add",
     cannot={"subagent": "its three tools start none"},
@@ -123,7 +124,7 @@ PI = Profile(
     compacting=PiSettings(compact=True),
     quick=frozenset({"unicode", "cut_stream", "compaction"}),
     shell="bash",
-    cannot={"subagent": "it has no subagents", "mcp_tool": "it has no MCP", "mcp_broken": "it has no MCP"},
+    cannot={"subagent": "it has no subagents", **NO_MCP},
 )
 QWEN_CODE = Profile(
     label="qwen_code",
@@ -177,8 +178,7 @@ MINI_SWE_AGENT = Profile(
     cannot={
         "compaction": "it never compacts",
         "subagent": "it has no subagents",
-        "mcp_tool": "it has no MCP",
-        "mcp_broken": "it has no MCP",
+        **NO_MCP,
     },
 )
 HERMES = Profile(
@@ -239,8 +239,7 @@ WHITEBOX = Profile(
     cannot={
         "compaction": "it never compacts",
         "subagent": "it has no subagents",
-        "mcp_tool": "it has no MCP",
-        "mcp_broken": "it has no MCP",
+        **NO_MCP,
     },
 )
 

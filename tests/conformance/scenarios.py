@@ -39,8 +39,9 @@ class Scenario:
     cuts: tuple[Cut, ...] = ()
     thinking: bool = False
     compacting: bool = False
-    mcp: Literal["", "slow", "broken"] = ""
-    """The task declares a server that takes its time to start, or one that ends at once."""
+    mcp: Literal["", "slow", "broken", "host", "host_broken"] = ""
+    """The task declares a server that takes its time to start, or one that ends at once; in the sandbox, or on the
+    host."""
     may_fail: bool = False
     """A run that is no doing of the policy is right too."""
     keep_alive_s: float = KEEP_ALIVE_S
@@ -181,6 +182,14 @@ SCENARIOS = (
         name="mcp_tool",
         says=lambda harness: (tool_call(harness.mcp_tool, {"a": 2, "b": 3}), harness.run(note("one"))),
         mcp="slow",
+    ),
+    Scenario(
+        name="mcp_host",
+        says=lambda harness: (tool_call(harness.mcp_tool, {"a": 2, "b": 3}), harness.run(note("one"))),
+        mcp="host",
+    ),
+    Scenario(
+        name="mcp_host_broken", says=lambda harness: (harness.run(note("one")),), mcp="host_broken", may_fail=True
     ),
     Scenario(name="mcp_broken", says=lambda harness: (harness.run(note("one")),), mcp="broken", may_fail=True),
 )
