@@ -1,0 +1,120 @@
+"""What was found, as text and as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from clawhpc.check.survey import Spread, Survey, Untouched
+
+SHOWN = 20
+"""Of lines that name tasks one by one without being faults; the JSON file has all."""
+FULL = 1.0
+"""A reward that leaves nothing to be learnt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that was found in some sets of tasks."""
+
+    sets: tuple[Survey, ...]
+    shared_ids: tuple[str, ...]
+    """Of tasks that are in several of the sets."""
+    untouched: tuple[Untouched, ...]
+    """One for each task whose untouched workspace was scored."""
+    rubrics_not_asked: int
+    """Tasks whose rubric nobody was asked about."""
+    untouched_s: float
+    """How long that took."""
+    places: dict[str, str]
+    """Task id -> the verifier's script on the host, or the set that the task is in."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A line for each thing that must be mended: what is wrong, and in which file and key."""
+        return (
+            *(fault for one in self.sets for fault in one.faults),
+            *(f"{self.places[task_id]}: task_id {task_id!r} is in another set too" for task_id in self.shared_ids),
+            *(
+                f"{self.places[one.task_id]}: the verifier of {one.task_id!r} fails on the untouched workspace: "
+                f"{' '.join(one.failure.split())}"
+                for one in self.untouched
+                if one.reward is None
+            ),
+            *(
+                f"{self.places[one.task_id]}: the untouched workspace of {one.task_id!r} earns all there is"
+                for one in self.untouched
+                if one.reward is not None and one.reward >= FULL
+            ),
+        )
+
+
+def report(findings: Findings, harness_s: float) -> Iterator[str]:
+    """Lines for a person. `harness_s`: how long the run's limits let a harness work."""
+    for one in findings.sets:
+        yield from _set_lines(one, harness_s)
+        yield ""
+    yield from _untouched_lines(findings)
+    yield ""
+    if findings.problems:
+        yield f"{len(findings.problems)} faults"
+        yield from (f"  {line}" for line in findings.problems)
+    else:
+        yield "No faults."
+
+
+def _set_lines(one: Survey, harness_s: float) -> Iterator[str]:
+    yield f"{one.folder}: {one.num_tasks} tasks of {one.format}, {len(one.faults)} faulty"
+    yield _row("verifiers", ", ".join(f"{name}: {count}" for name, count in sorted(one.verifiers.items())) or "none")
+    size = f"{one.input_files} files, {in_units(one.input_bytes)}"
+    yield _row("inputs", f"in {one.with_inputs} tasks; {size} in all workspaces together")
+    yield _row("MCP servers", f"in {one.with_mcp} tasks")
+    yield _row("instructions", f"{_span(one.instruction_chars)} characters")
+    if one.run_s is not None:
+        cut = f"; limits.deadline_s leaves {harness_s:g} s" if one.run_s.most > harness_s else ""
+        yield _row("time", f"{_span(one.run_s)} s for the harness{cut}")
+    yield from (_row("note", f"in {count} tasks: {note}") for note, count in one.notes.items())
+    yield from _named("same task", [" = ".join(ids) for ids in one.duplicates])
+
+
+def _untouched_lines(findings: Findings) -> Iterator[str]:
+    scored = [one for one in findings.untouched if one.reward is not None]
+    free = sorted((one for one in scored if one.reward), key=lambda one: -(one.reward or 0.0))
+    if findings.untouched:
+        yield (
+            f"The untouched workspace, in {len(findings.untouched)} tasks, {findings.untouched_s:.0f} s: nothing in "
+            f"{len(scored) - len(free)}, points in {len(free)}, no verdict in {len(findings.untouched) - len(scored)}"
+        )
+        yield from _named("free", [f"{one.reward:.3g}  {one.task_id}{_parts(one)}" for one in free])
+    if findings.rubrics_not_asked:
+        yield f"The rubrics of {findings.rubrics_not_asked} tasks were not asked about: no judge is set (verify.judge)"
+
+
+def _named(title: str, lines: Sequence[str]) -> Iterator[str]:
+    yield from (_row(title, line) for line in lines[:SHOWN])
+    if len(lines) > SHOWN:
+        yield _row(title, f"and {len(lines) - SHOWN} more")
+
+
+def _parts(one: Untouched) -> str:
+    named = ", ".join(f"{name} {value:.3g}" for name, value in one.breakdown.items() if value)
+    return f"  ({named})" if named else ""
+
+
+def _row(title: str, text: str) -> str:
+    return f"  {title:<14}{text}"
+
+
+def _span(numbers: Spread | None) -> str:
+    if numbers is None:
+        return "no"
+    return f"{numbers.least:g} to {numbers.most:g} (median {numbers.median:g})"
+
+
+def in_units(num_bytes: int) -> str:
+    """With three digits."""
+    size, units = float(num_bytes), ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        del units[0]
+    return f"{size:.3g} {units[0]}"

@@ -1,0 +1,82 @@
+"""Score the workspace of each task as the task begins with it: what that earns, a policy gets for doing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from clawhpc.check.survey import Untouched
+from clawhpc.errors import BoundaryError, SandboxError, boundary
+from clawhpc.ledger import discard
+from clawhpc.records import TEARDOWN_S, TaskSpec, Verdict
+from clawhpc.rollout import WORKSPACE, lay_out
+from clawhpc.sandbox.base import Sandbox
+from clawhpc.verify.judge import Judge
+from clawhpc.verify.script import verify_workspace
+from clawhpc.verify.settings import ShapingSettings
+from clawhpc.verify.verdict import verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """With what workspaces are scored."""
+
+    sandbox: Sandbox
+    judge: Judge | None
+    """None: rubrics are not asked about."""
+    scratch: Path
+    timeout_s: float
+    """For one task."""
+    concurrency: int
+
+
+async def score_untouched(tasks: Sequence[TaskSpec], bench: Bench, done: Callable[[int], None]) -> list[Untouched]:
+    """One for each task, in their order; `done` hears how many there are by now.
+
+    What fails in one task is its own. Nothing is left when this returns, raises or is cancelled.
+    """
+    found: dict[str, Untouched] = {}
+    slots = anyio.CapacityLimiter(bench.concurrency)
+
+    async def score(task: TaskSpec) -> None:
+        async with slots:
+            found[task.task_id] = await _score_one(task, bench)
+        done(len(found))
+
+    async with anyio.create_task_group() as scoring:
+        for task in tasks:
+            scoring.start_soon(score, task)
+    return [found[task.task_id] for task in tasks]
+
+
+async def _score_one(task: TaskSpec, bench: Bench) -> Untouched:
+    folder = Path(await anyio.mkdtemp(prefix="c", dir=str(bench.scratch)))
+    try:
+        with boundary(SandboxError, "its workspace"):
+            await to_thread.run_sync(lay_out, task, folder, abandon_on_cancel=True)
+        verdict = await _verdict(task, folder / WORKSPACE, bench)
+    except BoundaryError as error:
+        return Untouched(task_id=task.task_id, reward=None, failure=str(error))
+    finally:
+        await discard(folder, within_s=TEARDOWN_S)
+    return Untouched(task_id=task.task_id, reward=verdict.reward, breakdown=verdict.breakdown)
+
+
+async def _verdict(task: TaskSpec, workspace: Path, bench: Bench) -> Verdict:
+    name = f"{task.task_id}-untouched"
+    if bench.judge is None:
+        return await verify_workspace(task, workspace, bench.sandbox, sandbox_id=name, timeout_s=bench.timeout_s)
+    return await verify(
+        task,
+        workspace,
+        (),
+        sandbox=bench.sandbox,
+        judge=bench.judge,
+        shaping=ShapingSettings(),
+        sandbox_id=name,
+        timeout_s=bench.timeout_s,
+    )

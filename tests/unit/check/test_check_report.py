@@ -1,0 +1,81 @@
+import pytest
+
+from clawhpc.check.report import SHOWN, Findings, in_units, report
+from clawhpc.check.survey import Spread, Survey, Untouched
+
+
+def survey(**fields: object) -> Survey:
+    values: dict[str, object] = {
+        **{"folder": "/set", "format": "Ours", "num_tasks": 3, "faults": (), "notes": {}, "verifiers": {"script": 3}},
+        **{"with_inputs": 1, "input_files": 2, "input_bytes": 1500, "with_mcp": 0},
+        **{"instruction_chars": Spread(least=1, median=2, most=3), "run_s": None, "duplicates": ()},
+    }
+    return Survey(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def findings(*untouched: Untouched, **fields: object) -> Findings:
+    values: dict[str, object] = {
+        **{"sets": (survey(),), "shared_ids": (), "untouched": untouched, "rubrics_not_asked": 0, "untouched_s": 2.0},
+        "places": {name: f"/set/{name}/reward.sh" for name in ("a", "b", "c")},
+    }
+    return Findings(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def text(found: Findings) -> str:
+    return "\n".join(report(found, 100.0))
+
+
+def test_nothing_wrong_is_said_in_so_many_words() -> None:
+    found = findings(Untouched(task_id="a", reward=0.0))
+    assert found.problems == ()
+    assert text(found).endswith("No faults.")
+    assert "2 files, 1.5 kB" in text(found)
+    assert "in 1 tasks, 2 s: nothing in 1, points in 0, no verdict in 0" in text(found)
+
+
+def test_all_points_for_nothing_and_a_verifier_that_fails_are_faults_some_points_are_named() -> None:
+    found = findings(
+        Untouched(task_id="a", reward=1.0),
+        Untouched(task_id="b", reward=0.25, breakdown={"there": 1.0, "right": 0.0}),
+        Untouched(task_id="c", reward=None, failure="broke\nin two"),
+    )
+    assert found.problems == (
+        "/set/c/reward.sh: the verifier of 'c' fails on the untouched workspace: broke in two",
+        "/set/a/reward.sh: the untouched workspace of 'a' earns all there is",
+    )
+    assert "  free          1  a\n  free          0.25  b  (there 1)\n" in text(found)
+
+
+def test_faults_of_all_sets_stand_one_per_line_at_the_end() -> None:
+    sets = (survey(faults=("/set/x/task.toml: steps",)), survey(faults=("/two/y.md: id",)))
+    found = findings(sets=sets, shared_ids=("b",))
+    assert text(found).endswith(
+        "3 faults\n  /set/x/task.toml: steps\n  /two/y.md: id\n  /set/b/reward.sh: task_id 'b' is in another set too"
+    )
+
+
+def test_what_is_named_one_by_one_is_cut_but_faults_are_not() -> None:
+    many = [f"/set/{number}: wrong" for number in range(3 * SHOWN)]
+    duplicates = tuple((f"a{number}", f"b{number}") for number in range(SHOWN + 5))
+    shown = text(findings(sets=(survey(faults=tuple(many), duplicates=duplicates),)))
+    assert all(line in shown for line in many)
+    assert shown.count("same task") == SHOWN + 1
+    assert "and 5 more" in shown
+
+
+def test_more_time_than_the_limits_leave_is_said() -> None:
+    spread = Spread(least=60, median=90, most=900)
+    assert "60 to 900 (median 90) s for the harness; limits.deadline_s leaves 100 s" in text(
+        findings(sets=(survey(run_s=spread),))
+    )
+
+
+def test_rubrics_that_nobody_was_asked_about_are_said() -> None:
+    assert "The rubrics of 7 tasks were not asked about: no judge is set" in text(findings(rubrics_not_asked=7))
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2.5e15, "2.5e+03 TB")]
+)
+def test_sizes_have_three_digits(size: float, shown: str) -> None:
+    assert in_units(int(size)) == shown

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import anyio
+import pytest
+
+from clawhpc.check.survey import Untouched
+from clawhpc.check.untouched import Bench, score_untouched
+from clawhpc.records import ExecResult, TaskSpec
+from clawhpc.sandbox.base import SandboxCommand
+from tests.fakes.records import script_verifier
+from tests.fakes.sandbox import HostSandbox, result
+from tests.fakes.task_sets import write_files
+
+pytestmark = pytest.mark.anyio
+
+
+def lay_task(folder: Path, task_id: str, script: str, inputs: dict[str, str] | None = None) -> TaskSpec:
+    write_files(folder / task_id, {"reward/reward.sh": script})
+    input_dir = write_files(folder / task_id / "in", inputs) if inputs else None
+    return TaskSpec(
+        task_id=task_id,
+        instruction="Do it.",
+        input_dir=str(input_dir) if input_dir else None,
+        verifier=script_verifier(folder / task_id / "reward"),
+    )
+
+
+def bench(folder: Path, **fields: object) -> Bench:
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    values = {"sandbox": HostSandbox(folder), "judge": None, "scratch": scratch, "timeout_s": 20.0, "concurrency": 2}
+    return Bench(**{**values, **fields})  # type: ignore[arg-type]
+
+
+async def test_each_task_has_its_own_workspace_and_its_own_failure(tmp_path: Path) -> None:
+    look = 'cd "$(dirname "$0")/.." && [ -f a.txt ] && echo 0.5 || echo 0'
+    tasks = [
+        lay_task(tmp_path, "with", look, {"a.txt": "a"}),
+        lay_task(tmp_path, "without", look),
+        lay_task(tmp_path, "broken", "exit 3"),
+    ]
+    seen: list[int] = []
+    made = bench(tmp_path)
+    *scored, broken = await score_untouched(tasks, made, seen.append)
+    assert scored == [Untouched(task_id="with", reward=0.5), Untouched(task_id="without", reward=0.0)]
+    assert (broken.task_id, broken.reward) == ("broken", None)
+    assert "ended with exit code 3" in broken.failure
+    assert seen == [1, 2, 3]
+    assert list(made.scratch.iterdir()) == []
+
+
+async def test_inputs_that_cannot_be_copied_are_the_failure_of_their_task(tmp_path: Path) -> None:
+    task = lay_task(tmp_path, "gone", "echo 0", {"a.txt": "a"})
+    (tmp_path / "gone/in/a.txt").unlink()
+    (tmp_path / "gone/in").rmdir()
+    (found,) = await score_untouched([task], bench(tmp_path), lambda count: None)
+    assert found.reward is None
+    assert "its workspace: FileNotFoundError" in found.failure
+
+
+class CountingSandbox(HostSandbox):
+    """Knows how many commands run at once."""
+
+    running = most = 0
+
+    async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        self.running -= 1
+        return result(stdout="0\n")
+
+
+async def test_no_more_are_scored_at_once_than_was_said(tmp_path: Path) -> None:
+    sandbox = CountingSandbox(tmp_path)
+    tasks = [lay_task(tmp_path, f"t{number}", "") for number in range(9)]
+    found = await score_untouched(tasks, bench(tmp_path, sandbox=sandbox), lambda count: None)
+    assert [one.task_id for one in found] == [task.task_id for task in tasks]
+    assert 1 <= sandbox.most <= 2
