@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from clawhpc.records import CallRecord, ExecResult, McpCall, Message, Reply, RolloutRecord, ToolCall
+from clawhpc.records import CallRecord, ExecResult, McpCall, Message, Reply, RolloutRecord, ToolCall, Verdict
 from clawhpc.tree.build import build_tree
 from clawhpc.tree.drift import measure_drift
 from clawhpc.tree.nodes import CallTree, Node
@@ -52,6 +52,8 @@ def describe_rollout(record: RolloutRecord, texts: TextTable, decode: Decode) ->
         "instruction": texts.add(record.instruction),
         "detail": texts.add(record.detail),
         "breakdown": record.verdict.breakdown if record.verdict else {},
+        "unshaped": record.verdict.unshaped if record.verdict else None,
+        "judgement": _describe_judgement(record.verdict, texts),
         "parts": list(zip(PARTS, seconds_of_parts(record.timings), strict=True)),
         "harness_cpu_s": record.timings.harness_cpu_s,
         "failed_attempts": [f"{failed.outcome}: {failed.detail}" for failed in record.failed_attempts],
@@ -65,6 +67,31 @@ def describe_rollout(record: RolloutRecord, texts: TextTable, decode: Decode) ->
         "drift": drift,
         "note": note,
         "calls": [_describe_call(call, texts) for call in record.calls],
+    }
+
+
+def _describe_judgement(verdict: Verdict | None, texts: TextTable) -> dict[str, Any] | None:
+    """Each opinion with its reasons, and what all of them have in common."""
+    if verdict is None or verdict.judgement is None:
+        return None
+    judgement = verdict.judgement
+    return {
+        "agreement": judgement.agreement,
+        "spread": judgement.spread,
+        "digest": judgement.prompt_digest[:12],
+        "requests": judgement.num_requests,
+        "input": judgement.usage.input_tokens,
+        "output": judgement.usage.output_tokens,
+        "cost_usd": judgement.cost_usd,
+        "opinions": [
+            {
+                "model": opinion.model,
+                "scores": [
+                    (name, score, texts.add(opinion.reasons.get(name, ""))) for name, score in opinion.scores.items()
+                ],
+            }
+            for opinion in judgement.opinions
+        ],
     }
 
 

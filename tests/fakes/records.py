@@ -8,12 +8,15 @@ from clawhpc.records import (
     CallRecord,
     GroupKey,
     GroupPlan,
+    Judgement,
+    Opinion,
     Outcome,
     Phase,
     RolloutRecord,
     ScriptCheck,
     TaskSpec,
     Timings,
+    Usage,
     Verdict,
     Verifier,
     rollout_id,
@@ -46,6 +49,21 @@ def make_group(
 ) -> GroupPlan:
     key = GroupKey(phase=phase, step=step, task_id=task_id, harness=harness)
     return GroupPlan(key=key, task=task or make_task(task_id), num_samples=num_samples, seed=7)
+
+
+def make_judgement(reason: str = "half of it") -> Judgement:
+    """Two opinions of one criterion; only the first has a reason."""
+    opinion = Opinion(model="judge-1", scores={"right": 0.5}, reasons={"right": reason})
+    return Judgement(
+        opinions=(opinion, Opinion(model="judge-2", scores={"right": 1.0})),
+        score=0.75,
+        agreement=0.5,
+        spread={"right": 0.5},
+        prompt_digest="ab" * 32,
+        num_requests=3,
+        usage=Usage(input_tokens=100, output_tokens=20),
+        cost_usd=None,
+    )
 
 
 def make_record(

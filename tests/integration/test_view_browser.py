@@ -12,11 +12,11 @@ from urllib.parse import quote
 import pytest
 
 from clawhpc.paths import RunPaths
-from clawhpc.records import McpCall, StepPlan
+from clawhpc.records import McpCall, StepPlan, Verdict
 from clawhpc.report import write_report
 from clawhpc.store import publish_plan, publish_rollout, read_rollouts, seal_group
 from clawhpc.view.page import ViewSettings, write_page
-from tests.fakes.records import make_group, make_record
+from tests.fakes.records import make_group, make_judgement, make_record
 from tests.fakes.run import HOSTILE, decode, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -57,7 +57,7 @@ def test_a_rollout_shows_its_tree_and_a_hostile_text_stays_a_text(page: Path, tm
     assert "&lt;img src=x onerror=" in document
 
 
-def test_what_a_server_on_the_host_was_asked_is_shown_as_text(tmp_path: Path) -> None:
+def test_what_servers_on_the_host_and_judges_have_said_is_shown_as_text(tmp_path: Path) -> None:
     group = make_group(num_samples=1)
     call = McpCall(
         server="lab",
@@ -69,7 +69,8 @@ def test_what_a_server_on_the_host_was_asked_is_shown_as_text(tmp_path: Path) ->
         started_at=1.0,
         duration_s=0.5,
     )
-    record = replace(make_record(group), mcp_calls=(call,), mcp_counts={"lab initialize": 1})
+    verdict = Verdict(reward=1.0, unshaped=0.75, judgement=make_judgement(HOSTILE))
+    record = replace(make_record(group), verdict=verdict, mcp_calls=(call,), mcp_counts={"lab initialize": 1})
     paths = RunPaths(tmp_path / "run")
     plan = StepPlan(phase="train", step=0, policy_step=0, temperature=1.0, groups=(group,))
     publish_plan(paths, plan)
@@ -84,6 +85,8 @@ def test_what_a_server_on_the_host_was_asked_is_shown_as_text(tmp_path: Path) ->
     assert "MCP servers on the host" in document
     assert "lab initialize" in document
     assert "lab: add" in document
+    assert "reward before shaping" in document
+    assert "judge-2" in document
     assert "&lt;img src=x onerror=" in document
     assert "<img" not in document
 

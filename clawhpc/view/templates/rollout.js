@@ -109,7 +109,8 @@ function showVerdict(detail) {
   const log = (title, content) => [make("h3", {}, title), content ? make("pre", { class: "plain" }, content) : make("p", { class: "empty" }, "Empty."), make("br")];
   const parts = Object.entries(detail.breakdown);
   return [
-    make("table", { class: "plain-table" }, parts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(value)))),
+    make("table", { class: "plain-table" }, detail.unshaped === null ? null : make("tr", {}, make("th", {}, "reward before shaping"), make("td", { class: "num" }, String(detail.unshaped))),
+      parts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(value)))),
       detail.failed_attempts.map((why, at) => make("tr", {}, make("th", {}, `attempt ${at + 1} failed`), make("td", {}, why))),
       Object.entries(detail.dropped_leaves).map(([rule, count]) => make("tr", {}, make("th", {}, `leaves dropped as ${rule}`), make("td", { class: "num" }, String(count)))),
       Object.entries(detail.overridden).map(([name, count]) => make("tr", {}, make("th", {}, `calls whose ${name} was overridden`), make("td", { class: "num" }, String(count)))),
@@ -118,8 +119,24 @@ function showVerdict(detail) {
       detail.exec ? make("tr", {}, make("th", {}, "exit code of the harness"), make("td", { class: "num" }, `${detail.exec.exit_code}${detail.exec.timed_out ? ", out of time" : ""}`)) : null,
       make("tr", {}, make("th", {}, "CPU seconds of the harness"), make("td", { class: "num" }, number(detail.harness_cpu_s, 1))),
       make("tr", {}, make("th", {}, "worker"), make("td", {}, detail.worker)), make("tr", {}, make("th", {}, "seed"), make("td", { class: "num" }, String(detail.seed)))),
-    make("br"), ...showServers(detail), ...log("Why it ended so", text(detail.detail)), ...(detail.exec ? [...log("Standard output, tail", text(detail.exec.stdout)), ...log("Standard error, tail", text(detail.exec.stderr))] : []),
+    make("br"), ...showJudgement(detail.judgement), ...showServers(detail), ...log("Why it ended so", text(detail.detail)), ...(detail.exec ? [...log("Standard output, tail", text(detail.exec.stdout)), ...log("Standard error, tail", text(detail.exec.stderr))] : []),
   ];
+}
+
+function showJudgement(judgement) {
+  if (!judgement) return [];
+  const fact = (name, value) => make("tr", {}, make("th", {}, name), make("td", { class: "num" }, value));
+  return [make("h3", {}, "Judges"),
+    make("table", { class: "plain-table" },
+      judgement.agreement === null ? null : fact("agreement", judgement.agreement.toFixed(3)),
+      judgement.agreement === null ? null : Object.entries(judgement.spread).map(([name, value]) => fact(`spread of ${name}`, value.toFixed(3))),
+      fact("requests", String(judgement.requests)), fact("tokens in, out", `${number(judgement.input)}, ${number(judgement.output)}`),
+      fact("cost", judgement.cost_usd === null ? "not known" : `${judgement.cost_usd.toFixed(4)} USD`), fact("prompt and rubric", judgement.digest)),
+    ...judgement.opinions.map((opinion) => make("section", { class: "call" },
+      make("header", {}, make("b", {}, opinion.model)),
+      make("table", { class: "plain-table" }, opinion.scores.map(([name, score, reason]) =>
+        make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(score)), make("td", {}, text(reason))))))),
+    make("br")];
 }
 
 function showServers(detail) {

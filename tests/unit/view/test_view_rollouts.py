@@ -8,10 +8,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.records import FailedAttempt, McpCall, Outcome
+from clawhpc.records import FailedAttempt, McpCall, Outcome, Verdict
 from clawhpc.view.detail import MAX_TEXT, TextTable, describe_rollout, split_text
 from clawhpc.view.summary import Row, choose_embedded, notices, short_number, summarise
-from tests.fakes.records import make_group, make_record
+from tests.fakes.records import make_group, make_judgement, make_record
 from tests.fakes.run import decode, encode, make_calls
 
 
@@ -65,6 +65,18 @@ def test_why_earlier_attempts_failed_is_told() -> None:
     record = dataclasses.replace(make_record(make_group()), failed_attempts=(attempt,))
     assert summarise(record).failed_attempts == (Outcome.SANDBOX_FAILED,)
     assert describe_rollout(record, TextTable(), decode)["failed_attempts"] == ["sandbox_failed: no room"]
+
+
+def test_what_judges_said_and_what_it_cost_is_told() -> None:
+    verdict = Verdict(reward=1.0, unshaped=0.75, breakdown={"rubric": 0.75}, judgement=make_judgement())
+    texts = TextTable()
+    detail = describe_rollout(dataclasses.replace(make_record(make_group()), verdict=verdict), texts, decode)
+    told = detail["judgement"]
+    assert (detail["unshaped"], told["agreement"], told["cost_usd"], told["digest"]) == (0.75, 0.5, None, "ab" * 6)
+    ((name, score, reason),) = told["opinions"][0]["scores"]
+    assert (name, score, texts.texts[reason]) == ("right", 0.5, "half of it")
+    plain = describe_rollout(make_record(make_group()), texts, decode)
+    assert (plain["unshaped"], plain["judgement"]) == (None, None)
 
 
 def test_what_a_server_on_the_host_was_asked_is_told() -> None:
