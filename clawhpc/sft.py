@@ -118,7 +118,9 @@ def sft_recorded(config: RunConfig) -> None:
     that is good enough.
     """
     source, runs = config.policy_source(), [recorded_run(Path(run)) for run in config.sft.runs]
-    heldout = {task.task_id for task in load_task_sets(config.tasks, Path(config.cache_dir)).heldout}
+    heldout = {
+        (task.task_id, task.instruction) for task in load_task_sets(config.tasks, Path(config.cache_dir)).heldout
+    }
     content = msgspec.yaml.encode(config)
     with open_run(Path(config.run.root) / "sft" / config.run.name, content, wait_s=former_turn_s()) as paths:
         install_policy(paths, source)
@@ -136,7 +138,7 @@ def recorded_run(root: Path) -> RunPaths:
 
 
 def imitate_runs(
-    config: RunConfig, paths: RunPaths, runs: Sequence[RunPaths], heldout: Container[str]
+    config: RunConfig, paths: RunPaths, runs: Sequence[RunPaths], heldout: Container[tuple[str, str]]
 ) -> dict[str, object]:
     """What came of it. The policy to teach is PolicyVersion 0 of `paths`, and that which is taught 1."""
     from clawhpc.learner.imitation import Lesson, imitate  # torch: not before it is needed

@@ -45,14 +45,14 @@ class Choice:
     """Reason -> rollouts: `outcome`, `heldout`, `reward`, `per_task`."""
 
 
-def choose(records: Iterable[RolloutRecord], settings: SftSettings, heldout: Container[str]) -> Choice:
-    """Those that ended by the policy's own doing, with reward enough, on tasks that are not `heldout`."""
+def choose(records: Iterable[RolloutRecord], settings: SftSettings, heldout: Container[tuple[str, str]]) -> Choice:
+    """Those that ended by the policy's own doing, with reward enough, on no task of `heldout`: ids and instructions."""
     left_out: Counter[str] = Counter()
     found: defaultdict[tuple[str, str], list[tuple[float, RolloutRecord]]] = defaultdict(list)
     for record in records:
         if record.outcome not in POLICY_OUTCOMES or record.verdict is None:
             left_out["outcome"] += 1
-        elif record.key.task_id in heldout:
+        elif (record.key.task_id, record.instruction) in heldout:
             left_out["heldout"] += 1
         elif record.verdict.raw_reward < settings.min_reward:
             left_out["reward"] += 1

@@ -215,7 +215,8 @@ def test_rollouts_are_chosen_by_outcome_reward_and_task_and_the_rest_is_counted(
         rewarded("b", 0, 1.0),
         rewarded("secret", 0, 1.0),
     ]
-    choice = choose(records, SftSettings(min_reward=0.5), {"secret"})
+    heldout = {("secret", "do it"), ("b", "another task of that name")}
+    choice = choose(records, SftSettings(min_reward=0.5), heldout)
     assert [(one.key.task_id, one.sample) for one in choice.records] == [
         ("a", 2),
         ("a", 3),
@@ -224,7 +225,7 @@ def test_rollouts_are_chosen_by_outcome_reward_and_task_and_the_rest_is_counted(
         ("b", 0),
     ]
     assert choice.left_out == {"reward": 1, "outcome": 2, "heldout": 1}
-    best = choose(records, SftSettings(min_reward=0.5, per_task=2), {"secret"})
+    best = choose(records, SftSettings(min_reward=0.5, per_task=2), heldout)
     assert [(one.key.task_id, one.sample) for one in best.records] == [("a", 2), ("a", 3), ("b", 0)]
     assert best.left_out["per_task"] == 2
 
