@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from clawhpc.errors import UserError, at_least
 from clawhpc.records import TEARDOWN_S, Limits, TaskSpec, Usage
@@ -40,8 +41,9 @@ class JudgeModel:
     """USD for a million output tokens, reasoning included."""
 
     def __post_init__(self) -> None:
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url={self.base_url}: must begin with http:// or https://")
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+            raise ValueError(f"base_url={self.base_url}: must be http://HOST:PORT/… or https://…")
         at_least(self, max_tokens=1)
         prices = ("temperature", "input_price", "cached_price", "output_price")
         at_least(self, **{name: 0.0 for name in prices if getattr(self, name) is not None})

@@ -98,6 +98,7 @@ def test_keys_are_found_by_the_names_in_the_settings_and_stand_in_none_of_them()
     ("override", "words"),
     [
         ("verify.judge.models={mine: {name: m, base_url: h/v1}}", ("base_url=h/v1", "http://")),
+        ("verify.judge.models={mine: {name: m, base_url: 'http://h:99999/v1'}}", ("0-65535", "verify.judge.models")),
         ("verify.judge.models={mine: {name: m}}", ("base_url", "verify.judge.models")),
         (
             "verify.judge.models={mine: {name: m, base_url: 'http://h', key: x}}",
