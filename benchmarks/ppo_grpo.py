@@ -1,0 +1,442 @@
+"""Make docs/results/ppo_grpo.md: PPO beside GRPO over two hundred steps, from one cold start, in the open loop.
+
+    python -m benchmarks.ppo_grpo                 # two to three hours on two cores; goes on where it was stopped
+    python -m benchmarks.ppo_grpo --more-seeds    # and two more seeds of sixty steps, two hours more
+    python -m benchmarks.ppo_grpo --only-write    # from the runs that are there
+
+GRPO is `algorithm=dapo`, the default of the GRPO family here. Every number in the page, and every word that judges, is
+made from the runs' folders; what stands in it from the heading of the notes on is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from benchmarks.transfer import NOTES, finished_run, run_unless_finished
+from clawhpc.passrate import Estimate, PassTable, paired_difference, tabulate
+from clawhpc.paths import RunPaths
+from clawhpc.records import RolloutRecord
+from clawhpc.store import read_rollouts
+
+EXPERIMENT = "ppo_grpo"
+ALGORITHMS = {"grpo": "dapo", "ppo": "ppo"}
+"""Arm -> what it is in conf/algorithm/."""
+NAMES = {"grpo": "GRPO", "ppo": "PPO"}
+LONG_SEED = 0
+LONG_STEPS = 200
+MORE_SEEDS = (1, 2)
+MORE_STEPS = 60
+FALL = 0.1
+"""By which the smoothed reward may fall below an earlier one in a run that is called stable: about four standard errors
+of a mean over twenty steps of eight tasks each, which are not all equally hard.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One run: an algorithm with a seed."""
+
+    algorithm: str
+    """A key of `ALGORITHMS`."""
+    seed: int
+    num_steps: int
+
+    @property
+    def name(self) -> str:
+        """In tables and legends."""
+        return f"{NAMES[self.algorithm]}, seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """All runs, what they do, and where they lie."""
+
+    steps: tuple[tuple[int, int], ...] = ((LONG_SEED, LONG_STEPS),)
+    """Of each seed, how many."""
+    root: Path = Path("runs/ppo_grpo")
+    page: Path = Path("docs/results/ppo_grpo.md")
+    window: int = 20
+    """Steps of which the smoothed curves and the judgements show the mean."""
+    overrides: tuple[str, ...] = ()
+    """Of every command, for a study in miniature."""
+
+    @property
+    def arms(self) -> list[Arm]:
+        """In the order of the tables."""
+        return [
+            Arm(algorithm=algorithm, seed=seed, num_steps=num_steps)
+            for seed, num_steps in self.steps
+            for algorithm in ALGORITHMS
+        ]
+
+    def command(self, name: str, seed: int, run: str, *overrides: str) -> list[str]:
+        """As a person types it."""
+        common = (f"experiment={EXPERIMENT}", f"seed={seed}", f"run.root={self.root}", f"run.name={run}")
+        return ["python", "-m", f"clawhpc.{name}", *common, *overrides, *self.overrides]
+
+    def sft(self, seed: int) -> list[str]:
+        """Makes the policy that both begin with."""
+        return self.command("sft", seed, f"start_{seed}", f"policy.folder={self.start(seed)}")
+
+    def train(self, arm: Arm) -> list[str]:
+        """Trains and evaluates."""
+        chosen = (f"algorithm={ALGORITHMS[arm.algorithm]}", f"campaign.num_steps={arm.num_steps}")
+        return self.command("train", arm.seed, self.run_name(arm), *chosen, f"policy.folder={self.start(arm.seed)}")
+
+    def run_name(self, arm: Arm) -> str:
+        """Of its runs."""
+        return f"{arm.algorithm}_{arm.seed}"
+
+    def start(self, seed: int) -> Path:
+        """The policy of the cold start."""
+        return self.root / "policies" / f"start-{seed}"
+
+    def cold_starts(self, seed: int) -> Path:
+        """Folder of the runs of `sft`."""
+        return self.root / "cold_starts" / f"start_{seed}"
+
+    def runs(self, arm: Arm) -> Path:
+        """Folder of the runs of `train`."""
+        return self.root / self.run_name(arm)
+
+
+def make_runs(study: Study) -> None:
+    """Run what has not finished yet."""
+    for arm in study.arms:
+        run_unless_finished(study.cold_starts(arm.seed), study.sft(arm.seed))
+        run_unless_finished(study.runs(arm), study.train(arm))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What they say
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a finished run says."""
+
+    arm: Arm
+    paths: RunPaths
+    steps: list[dict[str, str]]
+    """Rows of metrics.csv."""
+    window: int
+    before: PassTable
+    after: PassTable
+    difference: Estimate
+    final: Sequence[RolloutRecord]
+    """Of the evaluation after training, without their calls."""
+    outcomes: Counter[str]
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a column, where it has one: a step that teaches nothing has no update."""
+        return [(int(row["step"]), float(row[name])) for row in self.steps if row.get(name)]
+
+    def smooth(self, name: str) -> list[tuple[int, float]]:
+        """Each the mean of the last `window` values; none before there are so many."""
+        curve = self.curve(name)
+        return [
+            (step, fmean(value for _, value in curve[at + 1 - self.window : at + 1]))
+            for at, (step, _) in enumerate(curve)
+            if at + 1 >= self.window
+        ]
+
+    def first(self, name: str) -> float | None:
+        """Mean over the first `window` values; None where the column is empty."""
+        values = [value for _, value in self.curve(name)[: self.window]]
+        return fmean(values) if values else None
+
+    def last(self, name: str) -> float | None:
+        """Mean over the last ones."""
+        values = [value for _, value in self.curve(name)[-self.window :]]
+        return fmean(values) if values else None
+
+    def largest(self, name: str) -> float | None:
+        """Over all steps."""
+        return max((value for _, value in self.curve(name)), default=None)
+
+    def total(self, name: str) -> float:
+        """Over all steps."""
+        return sum(value for _, value in self.curve(name))
+
+    @property
+    def fall(self) -> tuple[float, int, int]:
+        """The most by which the smoothed reward fell below an earlier one, and the steps of both."""
+        largest, best = (0.0, 0, 0), (float("-inf"), 0)
+        for step, value in self.smooth("train/reward"):
+            best = max(best, (value, -step))  # of equals the first
+            largest = max(largest, (best[0] - value, -best[1], step), key=lambda fall: fall[0])
+        return largest
+
+    @property
+    def stable(self) -> bool:
+        """By the rule that the page states."""
+        return self.fall[0] <= FALL and not self.total("train/skipped_updates")
+
+
+def read_result(study: Study, arm: Arm) -> Result:
+    """Everything that the page needs of one run."""
+    paths = finished_run(study.runs(arm))
+    with paths.metrics_csv.open(newline="") as file:
+        steps = list(csv.DictReader(file))
+    outcomes = Counter[str]()
+    evaluations: dict[int, list[RolloutRecord]] = {}
+    for record in read_rollouts(paths):
+        outcomes[str(record.outcome)] += 1
+        if record.key.phase == "eval":
+            evaluations.setdefault(record.key.step, []).append(replace(record, calls=()))
+    before, after = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    return Result(
+        arm=arm,
+        paths=paths,
+        steps=steps,
+        window=study.window,
+        before=tabulate(before),
+        after=tabulate(after),
+        difference=paired_difference(before, after),
+        final=after,
+        outcomes=outcomes,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+# ---------------------------------------------------------------------------------------------------------------------
+
+PANELS = {
+    "train/reward": "mean reward of a step's rollouts",
+    "train/entropy": "entropy, nats per token",
+    "train/clip_share": "clip share",
+    "train/truncated_share": "truncated share",
+    "train/grad_norm": "gradient norm, before clipping",
+    "train/update_kl": "KL of a step's updates",
+    "credit/explained_variance": "explained variance of the returns",
+}
+"""Column -> what its panel shows."""
+
+
+def plot(study: Study, results: Sequence[Result]) -> None:
+    """A panel per curve, faint as logged and strong smoothed, and one with the evaluations."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
+    for axes, (name, title) in zip(grid.flat, PANELS.items(), strict=False):
+        for result in results:
+            style = style_of(result.arm)
+            axes.plot(*columns(result.curve(name)), **style | {"lw": 0.6, "alpha": 0.3})
+            axes.plot(*columns(result.smooth(name)), **style, label=result.arm.name)
+        axes.set(title=title, xlabel="step")
+    grid.flat[0].legend(frameon=False, fontsize="small")
+    last = grid.flat[-1]
+    for place, result in enumerate(results):
+        rates = [rate for rate in (result.before.pass_at_1, result.after.pass_at_1) if rate is not None]
+        spread = [[rate.mean - rate.low for rate in rates], [rate.high - rate.mean for rate in rates]]
+        last.errorbar(
+            [place - 0.15, place + 0.15], [rate.mean for rate in rates], spread, marker="o", **style_of(result.arm)
+        )
+    last.set(title="pass@1 held out, before → after", ylim=(0, 1))
+    last.set_xticks(range(len(results)), [result.arm.name.replace(", ", ",\n") for result in results])
+    for axes in grid.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        if axes is not grid.flat[len(PANELS) - 1]:
+            axes.set_ylim(bottom=0)
+    study.page.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(study.page.with_suffix(".png"), dpi=110)
+    plt.close(figure)
+
+
+def style_of(arm: Arm) -> dict[str, object]:
+    """A colour for the algorithm, a stroke for the seed."""
+    return {"color": f"C{list(ALGORITHMS).index(arm.algorithm)}", "ls": ("-", "--", ":")[arm.seed % 3], "lw": 1.8}
+
+
+def columns(curve: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Steps, and values."""
+    return [step for step, _ in curve], [value for _, value in curve]
+
+
+def page(study: Study, results: Sequence[Result]) -> Iterator[str]:
+    """The page, line by line."""
+    yield "# PPO beside GRPO"
+    yield ""
+    last_day = date.fromtimestamp(max(result.paths.finished.stat().st_mtime for result in results))
+    yield (
+        f"{last_day.isoformat()}, {os.cpu_count()} cores ({platform.machine()}), no GPU. "
+        "Made by `python -m benchmarks.ppo_grpo`."
+    )
+    yield ""
+    yield from introduction(study, results)
+    yield f"![curves of both, smoothed over {study.window} steps]({study.page.stem}.png)"
+    yield ""
+    yield (
+        f"Faint: as logged, step by step. Strong: the mean over the last {study.window} steps. Intervals are 95 %, by bootstrap over "
+        "the held-out tasks, the difference paired by task: they say what other tasks would have given, not what other seeds would."
+    )
+    yield ""
+    yield "## What was learned"
+    yield ""
+    yield from rates(results)
+    yield from between(results)
+    yield "## Stability"
+    yield ""
+    yield from stability(study, results)
+    yield f"## Curves in numbers: mean over the first {study.window} steps → over the last"
+    yield ""
+    yield from curves(results)
+    yield from costs(results)
+    yield "## Commands"
+    yield ""
+    yield "```"
+    for seed in dict.fromkeys(result.arm.seed for result in results):
+        yield " ".join(study.sft(seed))
+        yield from (" ".join(study.train(result.arm)) for result in results if result.arm.seed == seed)
+    yield "```"
+
+
+def introduction(study: Study, results: Sequence[Result]) -> Iterator[str]:
+    """What was done."""
+    config = msgspec.yaml.decode(results[0].paths.config.read_bytes())
+    campaign, learner = config["campaign"], config["learner"]
+    yield (
+        "A policy of about a million parameters, cold-started on oracle traces, is trained in the open loop (`harness=whitebox`) by GRPO "
+        "(`algorithm=dapo`, the default of the GRPO family: clip-higher, a mean over tokens, no KL term) and by PPO (`algorithm=ppo`: a critic "
+        "of its own, GAE with gamma and lambda 1, whitened advantages). Both begin with the same policy and meet the same tasks in the same "
+        f"order: {campaign['groups_per_step']} tasks × {campaign['samples_per_group']} rollouts a step, {learner['epochs']} updates, "
+        f"learning rate {learner['lr']:g}, schedule {learner['schedule']}."
+    )
+    yield ""
+
+
+def rates(results: Sequence[Result]) -> Iterator[str]:
+    """pass@1 before and after, and the reward of training."""
+    yield "| | steps | pass@1 before | after | difference | rollouts each | reward, first steps → last |"
+    yield "|---|---|---|---|---|---|---|"
+    for result in results:
+        yield (
+            f"| {result.arm.name} | {len(result.steps)} | {result.before.pass_at_1} | {result.after.pass_at_1} | "
+            f"**{result.difference}** | {result.before.num_rollouts}, {result.after.num_rollouts} | "
+            f"{change(result, 'train/reward', '.3f')} |"
+        )
+    yield ""
+
+
+def between(results: Sequence[Result]) -> Iterator[str]:
+    """One algorithm against the other, seed by seed."""
+    of = {(result.arm.algorithm, result.arm.seed): result.final for result in results}
+    for seed in dict.fromkeys(result.arm.seed for result in results):
+        difference = paired_difference(of["grpo", seed], of["ppo", seed])
+        yield f"- Seed {seed}: pass@1 of PPO minus that of GRPO after training, paired by task: {difference}."
+    yield ""
+
+
+def stability(study: Study, results: Sequence[Result]) -> Iterator[str]:
+    """The rule, and what each run comes to by it."""
+    yield (
+        f"A run is called stable here when its reward, as a mean over {study.window} steps, never falls by more than {FALL:g} below an "
+        "earlier one, and no update is left out because its gradient is not finite."
+    )
+    yield ""
+    yield "| | stable | largest fall | from step → to step | updates left out | largest gradient norm | largest truncated share | largest sampling gap |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for result in results:
+        fall, since, until = result.fall
+        yield (
+            f"| {result.arm.name} | {'yes' if result.stable else '**no**'} | {fall:.3f} | {f'{since} → {until}' if fall else '–'} | "
+            f"{result.total('train/skipped_updates'):.0f} | {number(result.largest('train/grad_norm'), '.2f')} | "
+            f"{number(result.largest('train/truncated_share'), '.2g')} | {number(result.largest('train/sampling_gap_max'), '.1e')} |"
+        )
+    yield ""
+
+
+CHANGES: dict[str, tuple[str, str]] = {
+    "train/entropy": ("entropy", ".3f"),
+    "train/clip_share": ("clip share", ".4f"),
+    "train/truncated_share": ("truncated share", ".2g"),
+    "train/update_kl": ("KL of updates", ".2g"),
+    "train/grad_norm": ("gradient norm", ".2f"),
+    "train/no_credit_share": ("share without credit", ".2f"),
+    "credit/explained_variance": ("explained variance", ".2f"),
+}
+"""Column -> its name, and how it is written."""
+
+
+def curves(results: Sequence[Result]) -> Iterator[str]:
+    """A line per run, a column per curve."""
+    yield "| | " + " | ".join(name for name, _ in CHANGES.values()) + " |"
+    yield "|---" * (len(CHANGES) + 1) + "|"
+    for result in results:
+        cells = (change(result, column, spec) for column, (_, spec) in CHANGES.items())
+        yield f"| {result.arm.name} | " + " | ".join(cells) + " |"
+    yield ""
+
+
+def change(result: Result, column: str, spec: str) -> str:
+    """First → last."""
+    return " → ".join(number(value, spec) for value in (result.first(column), result.last(column)))
+
+
+def number(value: float | None, spec: str) -> str:
+    """Where there is one."""
+    return "–" if value is None else f"{value:{spec}}"
+
+
+def costs(results: Sequence[Result]) -> Iterator[str]:
+    """Time of the steps, and how rollouts ended."""
+    parts: dict[str, Callable[[Result], float]] = {
+        "minutes collecting": lambda result: result.total("time/collect_s") / 60,
+        "minutes learning": lambda result: result.total("time/learn_s") / 60,
+        "seconds a step": lambda result: (
+            (result.total("time/collect_s") + result.total("time/learn_s")) / len(result.steps)
+        ),
+    }
+    yield "## Time, and how rollouts ended"
+    yield ""
+    yield "| | " + " | ".join(parts) + " | outcomes |"
+    yield "|---" * (len(parts) + 2) + "|"
+    for result in results:
+        outcomes = ", ".join(f"{name} {count}" for name, count in result.outcomes.most_common())
+        yield f"| {result.arm.name} | " + " | ".join(f"{of(result):.1f}" for of in parts.values()) + f" | {outcomes} |"
+    yield ""
+
+
+def write_page(study: Study) -> None:
+    """Page and picture, from the runs that are there."""
+    results = [read_result(study, arm) for arm in study.arms]
+    plot(study, results)
+    written = study.page.read_text() if study.page.exists() else ""
+    _, heading, notes = written.partition(f"\n{NOTES}\n")
+    study.page.write_text("\n".join(page(study, results)) + "\n" + heading + notes)
+    print(study.page)
+
+
+def main() -> None:
+    """Run, read, draw, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only-write", action="store_true", help="from the runs that are there")
+    parser.add_argument("--more-seeds", action="store_true", help=f"seeds {MORE_SEEDS} too, {MORE_STEPS} steps each")
+    arguments = parser.parse_args()
+    study = Study()
+    if arguments.more_seeds:
+        study = replace(study, steps=(*study.steps, *((seed, MORE_STEPS) for seed in MORE_SEEDS)))
+    if not arguments.only_write:
+        make_runs(study)
+    write_page(study)
+
+
+if __name__ == "__main__":
+    main()
