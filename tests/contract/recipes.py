@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from itertools import product
 
+import msgspec
 from hydra import compose, initialize_config_dir
 
 from clawhpc.config import CONF_DIR, RunConfig, register_defaults, typed
@@ -33,6 +34,17 @@ class Recipe:
 
 
 RECIPES = [Recipe(*words) for words in product(ALGORITHMS, HARNESSES, MODELS)]
+
+
+def changed(config: RunConfig, override: str) -> RunConfig:
+    """As Hydra would make it with `override`, which is of one value, in a hundredth of the time."""
+    key, value = override.split("=")
+    content = msgspec.to_builtins(config)
+    *parents, name = key.split(".")
+    inner = functools.reduce(lambda mapping, parent: mapping[parent], parents, content)
+    assert name in inner, key
+    inner[name] = msgspec.yaml.decode(value)
+    return msgspec.convert(content, RunConfig)
 
 
 @functools.cache

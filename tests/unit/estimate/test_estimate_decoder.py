@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ PUBLISHED = {
 
 
 def config_of(decoder: Decoder) -> PreTrainedConfig:
-    shape = dict(
+    shape: dict[str, Any] = dict(
         vocab_size=decoder.vocab_size,
         hidden_size=decoder.hidden_size,
         intermediate_size=decoder.ffn_size,

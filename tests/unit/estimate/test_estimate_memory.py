@@ -86,7 +86,7 @@ def test_a_learner_holds_as_many_bytes_of_weights_gradients_and_optimizer_as_is_
 
 
 def model_of(decoder: Decoder, num_layers: int, dtype: torch.dtype) -> PreTrainedModel:
-    shape = dict(
+    shape: dict[str, Any] = dict(
         vocab_size=decoder.vocab_size,
         hidden_size=decoder.hidden_size,
         intermediate_size=decoder.ffn_size,
@@ -95,7 +95,7 @@ def model_of(decoder: Decoder, num_layers: int, dtype: torch.dtype) -> PreTraine
         num_key_value_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
     )
-    experts = dict(num_experts=decoder.num_experts, num_experts_per_tok=decoder.num_chosen)
+    experts: dict[str, Any] = dict(num_experts=decoder.num_experts, num_experts_per_tok=decoder.num_chosen)
     config = (
         Qwen3MoeConfig(**shape, **experts, moe_intermediate_size=decoder.ffn_size)
         if decoder.num_experts
