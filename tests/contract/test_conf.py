@@ -152,6 +152,8 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
     assert config.policy.folder == str(Path.cwd() / "p")
     assert config.tasks.folder == str(Path.cwd() / "t")
     assert config.tasks.heldout is None
+    recorded = typed(compose_config("sft.runs=[runs/a/001,/b]"))
+    assert recorded.sft.runs == (str(Path.cwd() / "runs/a/001"), "/b")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +183,16 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("credit.std_epsilon=-1",), ("std_epsilon=-1", "at least 0", "`credit`")),
         (("credit.std_epsilon=nan",), ("std_epsilon=nan", "at least 0", "`credit`")),
         (("policy.folder=",), ("policy.folder is empty",)),
+        (("policy.endpoint.model=large",), ("endpoint.base_url is missing", "policy.endpoint")),
+        (("policy.endpoint.protocol=gemini",), ("policy.endpoint.protocol=gemini", "anthropic, openai")),
+        (("policy.endpoint.max_concurrency=0",), ("max_concurrency=0", "at least 1", "policy.endpoint")),
+        (
+            ("policy.folder=p", "policy.endpoint.model=large", "policy.endpoint.base_url=http://host/v1"),
+            ("folder and endpoint.model are both set", "policy"),
+        ),
+        (('sft.runs=[""]',), ("sft.runs is empty",)),
+        (("sft.heldout_share=1",), ("heldout_share=1", "less than 1", "`sft`")),
+        (("sft.normaliser=none",), ("sft.normaliser", "rollout")),
         (("run=foo",), ("run: holds settings, such as run.root",)),
         (("tasks.generate=null",), ("tasks.generate: holds settings",)),
         (("~run",), ("run is missing",)),
