@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ppo_grpo import ALGORITHMS, Arm, Study, make_runs, page, read_result, write_page
+from benchmarks.ppo_grpo import page, write_page
+from benchmarks.ppo_grpo_runs import ALGORITHMS, Arm, Study, make_runs, read_result
 from benchmarks.transfer import NOTES
 from clawhpc.paths import RunPaths
 from clawhpc.store import publish_rollout

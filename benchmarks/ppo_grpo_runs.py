@@ -1,0 +1,191 @@
+"""The runs of `benchmarks.ppo_grpo`: which they are, and what each of them says."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.transfer import finished_run, run_unless_finished
+from clawhpc.passrate import Estimate, PassTable, paired_difference, tabulate
+from clawhpc.paths import RunPaths
+from clawhpc.records import RolloutRecord
+from clawhpc.store import read_rollouts
+
+EXPERIMENT = "ppo_grpo"
+ALGORITHMS = {"grpo": "dapo", "ppo": "ppo"}
+"""Arm -> what it is in conf/algorithm/."""
+NAMES = {"grpo": "GRPO", "ppo": "PPO"}
+LONG_SEED = 0
+LONG_STEPS = 200
+MORE_SEEDS = (1, 2)
+MORE_STEPS = 60
+FALL = 0.1
+"""By which the smoothed reward may fall below an earlier one in a run that is called stable: about four standard errors
+of a mean over twenty steps of eight tasks each, which are not all equally hard.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One run: an algorithm with a seed."""
+
+    algorithm: str
+    """A key of `ALGORITHMS`."""
+    seed: int
+    num_steps: int
+
+    @property
+    def name(self) -> str:
+        """In tables and legends."""
+        return f"{NAMES[self.algorithm]}, seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """All runs, what they do, and where they lie."""
+
+    steps: tuple[tuple[int, int], ...] = ((LONG_SEED, LONG_STEPS),)
+    """Of each seed, how many."""
+    root: Path = Path("runs/ppo_grpo")
+    page: Path = Path("docs/results/ppo_grpo.md")
+    window: int = 20
+    """Steps of which the smoothed curves and the judgements show the mean."""
+    overrides: tuple[str, ...] = ()
+    """Of every command, for a study in miniature."""
+
+    @property
+    def arms(self) -> list[Arm]:
+        """In the order of the tables."""
+        return [
+            Arm(algorithm=algorithm, seed=seed, num_steps=num_steps)
+            for seed, num_steps in self.steps
+            for algorithm in ALGORITHMS
+        ]
+
+    def command(self, name: str, seed: int, run: str, *overrides: str) -> list[str]:
+        """As a person types it."""
+        common = (f"experiment={EXPERIMENT}", f"seed={seed}", f"run.root={self.root}", f"run.name={run}")
+        return ["python", "-m", f"clawhpc.{name}", *common, *overrides, *self.overrides]
+
+    def sft(self, seed: int) -> list[str]:
+        """Makes the policy that both begin with."""
+        return self.command("sft", seed, f"start_{seed}", f"policy.folder={self.start(seed)}")
+
+    def train(self, arm: Arm) -> list[str]:
+        """Trains and evaluates."""
+        chosen = (f"algorithm={ALGORITHMS[arm.algorithm]}", f"campaign.num_steps={arm.num_steps}")
+        return self.command("train", arm.seed, self.run_name(arm), *chosen, f"policy.folder={self.start(arm.seed)}")
+
+    def run_name(self, arm: Arm) -> str:
+        """Of its runs."""
+        return f"{arm.algorithm}_{arm.seed}"
+
+    def start(self, seed: int) -> Path:
+        """The policy of the cold start."""
+        return self.root / "policies" / f"start-{seed}"
+
+    def cold_starts(self, seed: int) -> Path:
+        """Folder of the runs of `sft`."""
+        return self.root / "cold_starts" / f"start_{seed}"
+
+    def runs(self, arm: Arm) -> Path:
+        """Folder of the runs of `train`."""
+        return self.root / self.run_name(arm)
+
+
+def make_runs(study: Study) -> None:
+    """Run what has not finished yet."""
+    for arm in study.arms:
+        run_unless_finished(study.cold_starts(arm.seed), study.sft(arm.seed))
+        run_unless_finished(study.runs(arm), study.train(arm))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a finished run says."""
+
+    arm: Arm
+    paths: RunPaths
+    steps: list[dict[str, str]]
+    """Rows of metrics.csv."""
+    window: int
+    before: PassTable
+    after: PassTable
+    difference: Estimate
+    final: Sequence[RolloutRecord]
+    """Of the evaluation after training, without their calls."""
+    outcomes: Counter[str]
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a column, where it has one: a step that teaches nothing has no update."""
+        return [(int(row["step"]), float(row[name])) for row in self.steps if row.get(name)]
+
+    def smooth(self, name: str) -> list[tuple[int, float]]:
+        """Each the mean of the last `window` values; none before there are so many."""
+        curve = self.curve(name)
+        return [
+            (step, fmean(value for _, value in curve[at + 1 - self.window : at + 1]))
+            for at, (step, _) in enumerate(curve)
+            if at + 1 >= self.window
+        ]
+
+    def first(self, name: str) -> float | None:
+        """Mean over the first `window` values; None where the column is empty."""
+        values = [value for _, value in self.curve(name)[: self.window]]
+        return fmean(values) if values else None
+
+    def last(self, name: str) -> float | None:
+        """Mean over the last ones."""
+        values = [value for _, value in self.curve(name)[-self.window :]]
+        return fmean(values) if values else None
+
+    def largest(self, name: str) -> float | None:
+        """Over all steps."""
+        return max((value for _, value in self.curve(name)), default=None)
+
+    def total(self, name: str) -> float:
+        """Over all steps."""
+        return sum(value for _, value in self.curve(name))
+
+    @property
+    def fall(self) -> tuple[float, int, int]:
+        """The most by which the smoothed reward fell below an earlier one, and the steps of both."""
+        largest, best = (0.0, 0, 0), (float("-inf"), 0)
+        for step, value in self.smooth("train/reward"):
+            best = max(best, (value, -step))  # of equals the first
+            largest = max(largest, (best[0] - value, -best[1], step), key=lambda fall: fall[0])
+        return largest
+
+    @property
+    def stable(self) -> bool:
+        """By the rule that the page states."""
+        return self.fall[0] <= FALL and not self.total("train/skipped_updates")
+
+
+def read_result(study: Study, arm: Arm) -> Result:
+    """Everything that the page needs of one run."""
+    paths = finished_run(study.runs(arm))
+    with paths.metrics_csv.open(newline="") as file:
+        steps = list(csv.DictReader(file))
+    outcomes = Counter[str]()
+    evaluations: dict[int, list[RolloutRecord]] = {}
+    for record in read_rollouts(paths):
+        outcomes[str(record.outcome)] += 1
+        if record.key.phase == "eval":
+            evaluations.setdefault(record.key.step, []).append(replace(record, calls=()))
+    before, after = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    return Result(
+        arm=arm,
+        paths=paths,
+        steps=steps,
+        window=study.window,
+        before=tabulate(before),
+        after=tabulate(after),
+        difference=paired_difference(before, after),
+        final=after,
+        outcomes=outcomes,
+    )
