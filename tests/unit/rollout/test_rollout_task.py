@@ -1,0 +1,70 @@
+"""What a task may say of its rollout: how long its harness may run, its variables, where its workspace stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from clawhpc.records import ExecResult, Outcome
+from clawhpc.rollout import run_rollout
+from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.tasks.harbor import load_tasks
+from clawhpc.tasks.layout import Layout
+from tests.fakes.records import make_task
+from tests.fakes.rollout import OK, FakeSandbox, ask, hang, one_call, parts_of, plan_of
+from tests.fakes.task_sets import lay_harbor
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_task_may_give_its_harness_less_time_than_the_limits_leave(tmp_path: Path) -> None:
+    async def call_and_hang(command: SandboxCommand) -> ExecResult:
+        await ask(command, "hello")
+        return await hang(command)
+
+    plan = plan_of(replace(make_task(), run_s=0.5))
+    with anyio.fail_after(10):
+        record = await run_rollout(plan, parts_of(tmp_path, FakeSandbox(call_and_hang), deadline_s=60.0))
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.verdict is not None
+    assert record.timings.run_s < 5
+
+
+async def test_a_task_s_variables_reach_the_harness_and_the_script_but_change_none_of_the_harness_s_own(
+    tmp_path: Path,
+) -> None:
+    sandbox = FakeSandbox(one_call)
+    plan = plan_of(replace(make_task(), env={"MODE": "fast", "BASE_URL": "http://elsewhere"}))
+    await run_rollout(plan, parts_of(tmp_path, sandbox))
+    harness, script = sandbox.commands
+    assert harness.env["MODE"] == script.env["MODE"] == "fast"
+    assert harness.env["BASE_URL"] != "http://elsewhere"
+
+
+async def test_the_harness_sees_of_a_harbor_task_its_workspace_and_no_other_of_its_files(tmp_path: Path) -> None:
+    root = lay_harbor(tmp_path / "set")
+    (task,) = load_tasks(tmp_path / "set", Layout(tmp_path / "cache")).tasks
+
+    async def look(command: SandboxCommand) -> ExecResult:
+        (workspace,) = (mount.source for mount in command.mounts if mount.target == "/app")
+        assert [path.name for path in workspace.iterdir()] == ["numbers.txt"]
+        return await one_call(command)
+
+    async def write_reward(command: SandboxCommand) -> ExecResult:
+        (rewards,) = (mount.source for mount in command.mounts if mount.target == "/logs/verifier")
+        (rewards / "reward.txt").write_text("0.5\n")
+        return OK
+
+    sandbox = FakeSandbox(look, write_reward)
+    (tmp_path / "scratch").mkdir()
+    record = await run_rollout(plan_of(task), parts_of(tmp_path / "scratch", sandbox))
+    harness, script = sandbox.commands
+    assert record.verdict is not None
+    assert record.verdict.reward == 0.5
+    assert harness.cwd == "/app"
+    assert not any(mount.source.is_relative_to(root) for mount in harness.mounts)
+    assert {"/tests", "/logs/verifier"}.isdisjoint(mount.target for mount in harness.mounts)
+    assert {"/app", "/tests", "/logs/verifier"} == {mount.target for mount in script.mounts}
