@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +76,18 @@ def test_one_value_of_a_judge_that_a_file_names_can_be_changed() -> None:
         "+verify.judge.models.mine.temperature=null",
     )
     assert composed(*given).verify.judge.models["mine"].temperature is None
+
+
+def test_what_the_page_on_verifiers_says_can_be_given(tmp_path: Path) -> None:
+    page = (CONF_DIR.parent / "docs/verifiers.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    command = next(block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if "clawhpc.evaluate" in block)
+    words = [word for word in shlex.split(command) if "=" in word and not word.startswith("JUDGE_KEY")]
+    assert list(composed(*words).verify.judge.models) == ["mine"]
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(example)
+    judge = composed(f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine").verify.judge
+    assert [model.max_tokens for model in judge.models.values()] == [4096, 8192]
 
 
 def test_a_judge_needs_its_part_of_the_deadline() -> None:
