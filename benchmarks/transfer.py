@@ -17,17 +17,20 @@ import platform
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import msgspec
+
+from clawhpc.evaluation import Evaluation, lighten
 from clawhpc.harness.registry import ADAPTERS
 from clawhpc.passrate import Estimate, paired_difference, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord
-from clawhpc.store import published_steps, read_plans, read_rollouts
+from clawhpc.store import read_plans, read_rollouts
 
 EXPERIMENT = "transfer"
 HARNESSES = {"whitebox": "whitebox", "claude_code": "Claude Code", "pi": "Pi"}
@@ -71,24 +74,33 @@ class Study:
     overrides: tuple[str, ...] = ()
     """Of every command, for a study in miniature."""
 
-    def command(self, name: str, arm: Arm, seed: int, *overrides: str) -> list[str]:
+    def command(self, name: str, run: str, seed: int, *overrides: str) -> list[str]:
         """As a person types it."""
-        common = (f"experiment={EXPERIMENT}", f"seed={seed}", f"run.root={self.root}", f"run.name={arm.key}_{seed}")
+        common = (f"experiment={EXPERIMENT}", f"seed={seed}", f"run.root={self.root}", f"run.name={run}_{seed}")
         return ["python", "-m", f"clawhpc.{name}", *common, *overrides, *self.overrides]
 
     def sft(self, seed: int) -> list[str]:
         """Makes the start."""
-        return self.command("sft", ARMS[0], seed, f"policy.folder={self.start(seed)}")
+        return self.command("sft", START, seed, f"policy.folder={self.start(seed)}")
 
     def train(self, arm: Arm, seed: int) -> list[str]:
         """Trains an arm."""
         start = self.start(seed) if arm.from_start else self.fresh(seed)
         names = f"harness.names=[{','.join(arm.harnesses)}]"
-        return self.command("train", arm, seed, names, f"policy.folder={start}", "campaign.eval_tasks=0")
+        return self.command("train", arm.key, seed, names, f"policy.folder={start}", "campaign.eval_tasks=0")
 
-    def evaluate(self, arm: Arm, seed: int) -> list[str]:
-        """Evaluates what came of an arm in every harness."""
-        return self.command("evaluate", arm, seed, f"policy.folder={self.policy(arm, seed)}")
+    def evaluate(self, seed: int) -> list[str]:
+        """Evaluates what came of all arms in every harness; a run's folder stands for its last policy."""
+        folders = {START: self.start(seed)} | {arm.key: finished_run(self.runs(arm, seed)).root for arm in TRAINED}
+        policies = (f"evaluate.policies.{key}={folder}" for key, folder in folders.items())
+        return self.command("evaluate", "arms", seed, *policies)
+
+    def commands(self, seed: int) -> Iterator[tuple[Path, list[str]]]:
+        """All of one seed, each with the folder of its runs; a command may name what those before it have made."""
+        yield self.cold_starts(seed), self.sft(seed)
+        for arm in TRAINED:
+            yield self.runs(arm, seed), self.train(arm, seed)
+        yield self.evaluations(seed), self.evaluate(seed)
 
     def start(self, seed: int) -> Path:
         """The policy that the cold start makes."""
@@ -98,13 +110,6 @@ class Study:
         """The policy that the cold start began with."""
         return finished_run(self.cold_starts(seed)).root / "lessons" / "fresh"
 
-    def policy(self, arm: Arm, seed: int) -> Path:
-        """What is to be evaluated."""
-        if not arm.harnesses:
-            return self.start(seed)
-        paths = finished_run(self.runs(arm, seed))
-        return paths.policy(max(published_steps(paths)))
-
     def cold_starts(self, seed: int) -> Path:
         """Folder of the runs of `sft`."""
         return self.root / "cold_starts" / f"{START}_{seed}"
@@ -113,9 +118,9 @@ class Study:
         """Folder of the runs of `train`."""
         return self.root / f"{arm.key}_{seed}"
 
-    def evaluations(self, arm: Arm, seed: int) -> Path:
+    def evaluations(self, seed: int) -> Path:
         """Folder of the runs of `evaluate`."""
-        return self.root / "evaluations" / f"{arm.key}_{seed}"
+        return self.root / "evaluations" / f"arms_{seed}"
 
 
 def finished_run(folder: Path) -> RunPaths:
@@ -134,11 +139,8 @@ def finished_run(folder: Path) -> RunPaths:
 def make_runs(study: Study) -> None:
     """Run what has not finished yet, seed after seed."""
     for seed in study.seeds:
-        run_unless_finished(study.cold_starts(seed), study.sft(seed))
-        for arm in ARMS:
-            if arm.harnesses:
-                run_unless_finished(study.runs(arm, seed), study.train(arm, seed))
-            run_unless_finished(study.evaluations(arm, seed), study.evaluate(arm, seed))
+        for folder, command in study.commands(seed):
+            run_unless_finished(folder, command)
 
 
 def run_unless_finished(folder: Path, command: list[str]) -> None:
@@ -163,7 +165,7 @@ class Findings:
 
     study: Study
     evaluations: dict[tuple[str, int], list[RolloutRecord]]
-    """Arm and seed -> rollouts, without their calls; task ids begin with the seed, for each has tasks of its own."""
+    """Arm and seed -> rollouts; task ids begin with the seed, for each has tasks of its own."""
     steps: dict[tuple[str, int], list[dict[str, str]]]
     """Trained arm and seed -> rows of metrics.csv."""
 
@@ -171,8 +173,8 @@ class Findings:
         """Those of arm `key` in `harness`."""
         return [one for seed in seeds for one in self.evaluations[key, seed] if one.key.harness == harness]
 
-    def rate(self, key: str, harness: str, *seeds: int) -> Estimate:
-        """pass@1 over `seeds`, or over all."""
+    def rate(self, key: str, harness: str, *seeds: int) -> Estimate | None:
+        """pass@1 over `seeds`, or over all; None where every rollout has failed."""
         return tabulate(self.rollouts(key, harness, seeds or self.study.seeds)).pass_at_1
 
     def gain(self, key: str, base: str, harness: str, *seeds: int) -> Estimate:
@@ -187,7 +189,7 @@ class Findings:
     @property
     def last_day(self) -> date:
         """On which the last run ended."""
-        folders = (self.study.evaluations(arm, seed) for arm in ARMS for seed in self.study.seeds)
+        folders = (self.study.evaluations(seed) for seed in self.study.seeds)
         return date.fromtimestamp(max(finished_run(folder).finished.stat().st_mtime for folder in folders))
 
 
@@ -195,16 +197,22 @@ def read_findings(study: Study) -> Findings:
     """From the folders of the runs."""
     return Findings(
         study=study,
-        evaluations={(arm.key, seed): list(read_evaluation(study, arm, seed)) for arm in ARMS for seed in study.seeds},
+        evaluations={
+            (key, seed): records for seed in study.seeds for key, records in read_evaluation(study, seed).items()
+        },
         steps={(arm.key, seed): read_steps(study, arm, seed) for arm in TRAINED for seed in study.seeds},
     )
 
 
-def read_evaluation(study: Study, arm: Arm, seed: int) -> Iterator[RolloutRecord]:
-    """See `Findings.evaluations`."""
-    for record in read_rollouts(finished_run(study.evaluations(arm, seed)), "eval"):
+def read_evaluation(study: Study, seed: int) -> dict[str, list[RolloutRecord]]:
+    """Arm -> rollouts. See `Findings.evaluations`."""
+    paths = finished_run(study.evaluations(seed))
+    said = msgspec.json.decode(paths.finished.read_bytes(), type=Evaluation)
+    by_step: defaultdict[int, list[RolloutRecord]] = defaultdict(list)
+    for record in map(lighten, read_rollouts(paths, "eval")):
         key = dataclasses.replace(record.key, task_id=f"{seed}/{record.key.task_id}")
-        yield dataclasses.replace(record, key=key, calls=())
+        by_step[record.key.step].append(dataclasses.replace(record, key=key))
+    return {cell.policy: by_step[cell.step] for cell in said.cells}
 
 
 def read_steps(study: Study, arm: Arm, seed: int) -> list[dict[str, str]]:
@@ -265,7 +273,7 @@ def page(found: Findings) -> Iterator[str]:
     yield ""
     yield "## pass@1"
     yield ""
-    yield from table(ARMS, lambda arm, harness: str(found.rate(arm.key, harness)))
+    yield from table(ARMS, lambda arm, harness: str(found.rate(arm.key, harness) or "—"))
     yield "## What training has changed: pass@1 minus that of the start"
     yield ""
     yield from table(TRAINED, lambda arm, harness: bold(found.gain(arm.key, START, harness)))
@@ -283,7 +291,7 @@ def page(found: Findings) -> Iterator[str]:
     yield f"Of seed {study.seeds[0]}; the others likewise."
     yield ""
     yield "```"
-    yield from commands(study, study.seeds[0])
+    yield from (" ".join(command) for _, command in study.commands(study.seeds[0]))
     yield "```"
 
 
@@ -325,7 +333,8 @@ def bold(estimate: Estimate) -> str:
 
 def each_seed(found: Findings, arm: Arm, harness: str) -> str:
     """Means, without intervals."""
-    return ", ".join(f"{found.rate(arm.key, harness, seed).mean:.3f}" for seed in found.study.seeds)
+    rates = (found.rate(arm.key, harness, seed) for seed in found.study.seeds)
+    return ", ".join(f"{rate.mean:.3f}" if rate else "—" for rate in rates)
 
 
 def training(found: Findings) -> Iterator[str]:
@@ -364,15 +373,6 @@ def outcomes(found: Findings) -> Iterator[str]:
         counts = Counter(str(one.outcome) for seed in found.study.seeds for one in found.evaluations[arm.key, seed])
         yield f"- {arm.name}: " + ", ".join(f"{name} {count}" for name, count in counts.most_common())
     yield ""
-
-
-def commands(study: Study, seed: int) -> Iterator[str]:
-    """All of one seed."""
-    yield " ".join(study.sft(seed))
-    for arm in ARMS:
-        if arm.harnesses:
-            yield " ".join(study.train(arm, seed))
-        yield " ".join(study.evaluate(arm, seed))
 
 
 def write_page(study: Study) -> None:

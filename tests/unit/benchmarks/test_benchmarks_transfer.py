@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 import sys
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.transfer import ARMS, HARNESSES, NOTES, START, TRAINED, Arm, Study, make_runs, write_page
+from clawhpc.evaluation import Cell, Evaluation
+from clawhpc.passrate import tabulate
 from clawhpc.paths import RunPaths
-from clawhpc.records import StepPlan
+from clawhpc.records import RolloutRecord, StepPlan
 from clawhpc.store import publish_plan, publish_rollout, write_atomic
 from tests.fakes.records import make_group, make_record
 
@@ -24,14 +28,32 @@ def finish(root: Path) -> None:
     write_atomic(RunPaths(root).finished, b"{}")
 
 
-def lay_evaluation(study: Study, arm: Arm, seed: int, num_passed: int) -> None:
-    """In each harness the first `num_passed` tasks are solved."""
-    paths = RunPaths(study.evaluations(arm, seed) / "001")
-    for harness in HARNESSES:
-        for task in range(NUM_TASKS):
-            group = make_group(f"t{task}", phase="eval", harness=harness, num_samples=1)
-            publish_rollout(paths, make_record(group, reward=float(task < num_passed)))
-    finish(paths.root)
+def lay_evaluation(study: Study, seed: int, num_passed: dict[str, int]) -> None:
+    """In each harness an arm has solved the first so many tasks."""
+    paths, cells = RunPaths(study.evaluations(seed) / "001"), []
+    for (step, (key, num)), harness in product(enumerate(num_passed.items()), HARNESSES):
+        records = [evaluated(f"t{task}", step, harness, task < num) for task in range(NUM_TASKS)]
+        for record in records:
+            publish_rollout(paths, record)
+        cells.append(Cell(policy=key, harness=harness, set="heldout", step=step, table=tabulate(records)))
+    said = Evaluation(
+        run="",
+        num_samples=1,
+        temperature=1.0,
+        policies=(),
+        sets=(),
+        harnesses=tuple(HARNESSES),
+        cells=tuple(cells),
+        differences=(),
+        cpu_s={},
+    )
+    write_atomic(paths.finished, msgspec.json.encode(said))
+
+
+def evaluated(task_id: str, step: int, harness: str, passed: bool) -> RolloutRecord:
+    return make_record(
+        make_group(task_id, phase="eval", step=step, harness=harness, num_samples=1), reward=float(passed)
+    )
 
 
 def lay_training(study: Study, arm: Arm, seed: int) -> None:
@@ -43,8 +65,6 @@ def lay_training(study: Study, arm: Arm, seed: int) -> None:
         rows = csv.DictWriter(file, COLUMNS)
         rows.writeheader()
         rows.writerows(dict(zip(COLUMNS, (step, 0.25 + step / 2, 0.5, 90, 30), strict=True)) for step in range(2))
-    paths.policy(2).mkdir(parents=True)
-    (paths.policy(2) / "policy.json").touch()
     finish(paths.root)
 
 
@@ -54,8 +74,7 @@ def study(tmp_path: Path) -> Study:
     study = Study(seeds=(0, 1), root=tmp_path / "runs", page=tmp_path / "docs" / "transfer.md")
     for seed in study.seeds:
         finish(study.cold_starts(seed) / "001")
-        for arm in ARMS:
-            lay_evaluation(study, arm, seed, {START: 1, ARMS[-1].key: 0}.get(arm.key, 2))
+        lay_evaluation(study, seed, {arm.key: {START: 1, ARMS[-1].key: 0}.get(arm.key, 2) for arm in ARMS})
         for arm in TRAINED:
             lay_training(study, arm, seed)
     return study
@@ -87,7 +106,7 @@ def test_notes_of_a_person_are_kept(study: Study) -> None:
 
 
 def test_a_page_without_all_runs_is_refused_by_name(study: Study) -> None:
-    finished = RunPaths(study.evaluations(ARMS[1], 1) / "001").finished
+    finished = RunPaths(study.evaluations(1) / "001").finished
     finished.unlink()
     with pytest.raises(SystemExit, match=f"no finished run in {finished.parents[1]}"):
         write_page(study)
@@ -99,12 +118,11 @@ from pathlib import Path
 given = dict(one.split("=", 1) for one in sys.argv[3:])
 name = sys.argv[2].removeprefix("clawhpc.")
 with open("{log}", "a") as log:
-    print(name, given["run.name"], given.get("harness.names", ""), given["policy.folder"], file=log)
+    print(name, given["run.name"], given.get("harness.names"), given.get("policy.folder"), file=log)
+    print(*(value for key, value in given.items() if key.startswith("evaluate.policies.")), file=log)
 within = {{"sft": "cold_starts", "train": "", "evaluate": "evaluations"}}[name]
 run = Path(given["run.root"], within, given["run.name"], "001")
-policy = run / "policies" / "step-000007"
-policy.mkdir(parents=True)
-(policy / "policy.json").touch()
+run.mkdir(parents=True)
 (run / "finished.json").touch()
 """
 
@@ -118,19 +136,20 @@ def test_what_has_finished_is_not_run_again_and_every_arm_begins_with_its_start(
     monkeypatch.setattr(sys, "executable", str(python))
     study = Study(seeds=(3,), root=tmp_path / "runs", page=tmp_path / "page.md")
     make_runs(study)
-    lines = log.read_text().replace(f"{study.root}/", "").splitlines()
-    assert lines[:4] == [
-        "sft start_3  policies/start-3",
-        "evaluate start_3  policies/start-3",
+    lines = [line for line in log.read_text().replace(f"{study.root}/", "").splitlines() if line]
+    assert lines == [
+        "sft start_3 None policies/start-3",
         "train whitebox_3 [whitebox] policies/start-3",
-        "evaluate whitebox_3  whitebox_3/001/policies/step-000007",
+        "train claude_code_3 [claude_code] policies/start-3",
+        "train pi_3 [pi] policies/start-3",
+        "train mixed_3 [claude_code,pi] policies/start-3",
+        "train fresh_3 [claude_code] cold_starts/start_3/001/lessons/fresh",
+        "evaluate arms_3 None None",
+        "policies/start-3 whitebox_3/001 claude_code_3/001 pi_3/001 mixed_3/001 fresh_3/001",
     ]
-    assert "train mixed_3 [claude_code,pi] policies/start-3" in lines
-    assert lines[-2] == "train fresh_3 [claude_code] cold_starts/start_3/001/lessons/fresh"
-    assert len(lines) == 2 + 2 * len(TRAINED)
+    written = log.read_text()
     make_runs(study)
-    assert len(log.read_text().splitlines()) == len(lines)
-    RunPaths(study.evaluations(ARMS[-1], 3) / "001").finished.unlink()
-    (study.evaluations(ARMS[-1], 3) / "001/policies/step-000007").rename(tmp_path / "away")
-    with pytest.raises(Exception, match="returned non-zero exit status"):
-        make_runs(replace(study, overrides=("nonsense",)))
+    assert log.read_text() == written
+    RunPaths(study.evaluations(3) / "001").finished.unlink()
+    with pytest.raises(subprocess.CalledProcessError):  # the program makes no folder twice
+        make_runs(study)
