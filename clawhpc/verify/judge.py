@@ -100,7 +100,7 @@ class JudgeEndpoint:
                 response = await self._post(prompt, rubric, bill)
         except TimeoutError as error:
             raise Unanswered(f"no answer within {timeout_s:g} s") from error
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise Unanswered(self._words(f"{type(error).__name__}: {error}")) from error
         if response.status_code != httpx2.codes.OK:
             raise self._fault(response)

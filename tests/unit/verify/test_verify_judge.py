@@ -222,6 +222,11 @@ async def test_an_endpoint_that_is_not_there_fails_the_judge() -> None:
             await judge.judge(CASE, timeout_s=5.0)
 
 
+async def test_an_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
+    garbled = Answer(b"not gzip", headers={"content-encoding": "gzip"})
+    assert (await judged(garbled, GOOD)).score == 0.875
+
+
 async def test_the_wait_that_an_endpoint_asks_for_is_kept() -> None:
     start = anyio.current_time()
     await judged(failure(429, retry_after="0.3"), GOOD)
