@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,7 @@ from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.turn import this_job
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, SftSettings
 from clawhpc.ledger import Ledger
-from clawhpc.records import Limits
+from clawhpc.records import Limits, TaskSpec
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.tasks.sets import TaskSets, TaskSettings
@@ -209,8 +209,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     engines and sandboxes on this machine are gone. UserError, before there is a run, when there are too few tasks to
     evaluate on, or one of them needs what a harness does not have, or a judge where there is none.
     """
-    judge_keys(config.verify.judge, os.environ)
-    check_rubrics((*tasks.train, *tasks.heldout), config.verify.judge, config.limits)
+    check_judge(config, (*tasks.train, *tasks.heldout))
     for name in config.harness.names:
         check_mcp(ADAPTERS[name], (*tasks.train, *tasks.heldout))
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
@@ -231,6 +230,12 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
             mix=config.tasks.mix,
             turns=config.tasks.turns,
         )
+
+
+def check_judge(config: RunConfig, tasks: Iterable[TaskSpec]) -> None:
+    """UserError where one of `tasks` needs a judge that is not there, or has no time, or a judge has no key."""
+    judge_keys(config.verify.judge, os.environ)
+    check_rubrics(tasks, config.verify.judge, config.limits)
 
 
 def former_turn_s() -> float:

@@ -108,7 +108,7 @@ def read_book(records: Iterable[tuple[RolloutRecord, SmallTask]]) -> TraceBook:
     """The traces in captured records. LaunchError, with the reason, when a skill has none that was solved."""
     traces, failed = [], {}
     for record, task in records:
-        if record.outcome is Outcome.COMPLETED and record.verdict is not None and record.verdict.reward == 1.0:
+        if record.outcome is Outcome.COMPLETED and record.verdict is not None and record.verdict.raw_reward == 1.0:
             traces.append(read_trace(record, task))
         else:
             failed[Skill(record.key.harness, task.family)] = f"{record.outcome} {record.detail}".strip()
