@@ -15,7 +15,7 @@ import msgspec
 
 from clawhpc.check.report import Findings, report
 from clawhpc.check.survey import Untouched, shared_ids, survey_set
-from clawhpc.config import EXIT_USER, RunConfig, entry_point
+from clawhpc.config import EXIT_USER, RunConfig, entry_point, fail
 from clawhpc.errors import UserError, ungrouped
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import LoadedTasks
@@ -75,6 +75,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Asked, list[str]]:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key in ours:
+            if not value:
+                fail(f"{key} is empty", EXIT_USER)
             ours[key].append(value)
         else:
             rest.append(argument)
@@ -93,7 +95,7 @@ def _most_untouched(text: str) -> int | None:
     if text in (ALL, NONE):
         return None if text == ALL else 0
     if not text.isdecimal():
-        sys.exit(f"clawhpc: untouched={text}: must be {ALL}, {NONE}, or a number of tasks")
+        fail(f"untouched={text}: must be {ALL}, {NONE}, or a number of tasks", EXIT_USER)
     return int(text)
 
 

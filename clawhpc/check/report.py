@@ -54,8 +54,8 @@ def report(findings: Findings, harness_s: float) -> Iterator[str]:
     for one in findings.sets:
         yield from _set_lines(one, harness_s)
         yield ""
-    yield from _untouched_lines(findings)
-    yield ""
+    if lines := list(_untouched_lines(findings)):
+        yield from (*lines, "")
     if findings.problems:
         yield f"{len(findings.problems)} faults"
         yield from (f"  {line}" for line in findings.problems)

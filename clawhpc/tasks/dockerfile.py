@@ -119,7 +119,9 @@ def _copy(one: Instruction, made: Environment, context: Path, where: str) -> Non
     words = _copy_words(one, where)
     *sources, last = words
     target = PurePosixPath(made.workdir or "/", last)
-    into = last.endswith(("/", ".")) or len(sources) > 1 or _is_folder(target, made)
+    if ".." in target.parts:
+        raise Fault(f"{where} to {last}: leads upwards")
+    into = last == "." or last.endswith(("/", "/.")) or len(sources) > 1 or _is_folder(target, made)
     for source in sources:
         for path in _matches(source, context, where):
             if one.name == "ADD" and ARCHIVE.search(path.name):
@@ -163,4 +165,6 @@ def _matches(source: str, context: Path, where: str) -> list[Path]:
     found = sorted(context.glob(str(relative))) if re.search(r"[*?\[]", source) else [context / relative]
     if not found or not all(path.exists() for path in found):
         raise Fault(f"{where} {source}: there is no such file in {context}")
+    if not all(path.resolve().is_relative_to(context.resolve()) for path in found):
+        raise Fault(f"{where} {source}: leads out of {context}")
     return found

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from clawhpc.errors import UserError
 from clawhpc.tasks.faults import Fault
@@ -34,6 +34,9 @@ class Layout:
         A file is known by its size and time. Raises `Fault` for one that cannot be read, or that is none, and
         `UserError` where the cache cannot be written.
         """
+        assert not any(".." in PurePath(name).parts or PurePath(name).is_absolute() for name in files), (
+            "they stay in it"
+        )
         folder = self.root / _digest(files)
         try:
             if not folder.is_dir():

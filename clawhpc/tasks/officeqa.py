@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import csv
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -47,7 +48,7 @@ print({SCORE}(expected, said, {TOLERANCE}) if said else 0.0)
 def load_tasks(folder: Path, layout: Layout) -> LoadedTasks:
     """Every sound question of the tables in `folder`, and a fault for every other."""
     found = Gathering("OfficeQA")
-    scorer, documents = folder / SCORER, {path.name: path for path in _documents(folder)}
+    scorer, documents = folder / SCORER, _documents(folder)
     for table in tables(folder):
         with found.one():
             check_path(folder)
@@ -71,10 +72,14 @@ def is_table(path: Path) -> bool:
     return set(COLUMNS[:3]) <= set(header)
 
 
-def _documents(folder: Path) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
-        folders.sort()
-        yield from (Path(here, name) for name in names)
+def _documents(folder: Path) -> dict[str, list[Path]]:
+    """Name -> the files of that name anywhere below; links to files are followed. No table and no scorer is one."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    hidden = {SCORER, *(path.name for path in folder.glob("*.csv"))}
+    for here, _, names in os.walk(folder):
+        for name in set(names) - hidden:
+            found[name].append(Path(here, name).resolve())
+    return found
 
 
 def _check_scorer(path: Path) -> None:
@@ -103,24 +108,25 @@ def _rows(table: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 def _load_task(
-    key: str, row: Mapping[str, str], scorer: Path, documents: Mapping[str, Path], layout: Layout
+    key: str, row: Mapping[str, str], scorer: Path, documents: Mapping[str, list[Path]], layout: Layout
 ) -> TaskSpec:
     if None in row or None in row.values():
         raise Fault(f"{key}: not as many fields as the first line has")
     for name in COLUMNS[:3]:
         check_text(f"{key}: {name}", row[name])
     names = row["source_files"].replace(",", " ").split()
-    if unknown := [name for name in names if name not in documents]:
-        raise Fault(f"{key}: source_files: there is no file {unknown[0]} below the folder")
     if not names:
         raise Fault(f"{key}: source_files is empty")
+    for name in names:
+        if len(documents.get(name, ())) != 1:
+            raise Fault(f"{key}: source_files: below the folder there must be one file {name}, and there is not")
     check = layout.lay_out(
         {"reward.sh": REWARD_SH, "check.py": CHECK_PY, "expected": row["answer"], SCORER: read_text(scorer)}
     )
     return TaskSpec(
         task_id=row["uid"],
         instruction=row["question"] + ASK,
-        input_dir=layout.lay_out({name: documents[name] for name in names}),
+        input_dir=layout.lay_out({name: documents[name][0] for name in names}),
         verifier=Verifier(script=ScriptCheck(folder=check, mount=CHECK_MOUNT)),
         metadata={name: value for name, value in row.items() if name not in ("uid", "question", "answer")},
     )

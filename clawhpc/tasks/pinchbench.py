@@ -165,9 +165,9 @@ def _workspace_files(path: Path, files: list[_File]) -> Iterator[tuple[str, str 
             yield _inner_path(f"{key}.path", file.path), file.content
         elif file.source is not None and file.dest is not None:
             source = assets / _inner_path(f"{key}.source", file.source)
-            if not source.is_file():
-                raise Fault(f"{key}.source: {source}: no such file")
-            yield _inner_path(f"{key}.dest", file.dest), source
+            if not source.is_file() or not source.resolve().is_relative_to(assets.resolve()):
+                raise Fault(f"{key}.source: {source}: no such file, or a link that leads out")
+            yield _inner_path(f"{key}.dest", file.dest), source.resolve()
         else:
             raise Fault(f"{key}: needs path and content, or source and dest")
 

@@ -24,9 +24,15 @@ def test_how_many_workspaces_to_score(word: str, most: int | None) -> None:
     assert parse_arguments([f"untouched={word}"])[0].most_untouched == most
 
 
-def test_another_word_is_refused() -> None:
-    with pytest.raises(SystemExit, match="untouched=some: must be true, false, or a number of tasks"):
-        parse_arguments(["untouched=some"])
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [("untouched=some", "untouched=some: must be true, false, or a number of tasks"), ("tasks=", "tasks is empty")],
+)
+def test_what_is_no_value_is_refused_in_one_line(argument: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments([argument])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"clawhpc: {why}\n"
 
 
 def test_sets_are_looked_at_without_a_sandbox_where_nothing_is_to_be_scored(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ def test_the_whole_context_is_copied_with_its_dockerfile(tmp_path: Path) -> None
         ("USER bob", "USER bob: there is one user"),
         ("COPY $A .", "COPY $A .: variables are not put in"),
         ("COPY ../a .", "COPY ../a: leads out of"),
+        ("COPY a ../b", "COPY to ../b: leads upwards"),
+        ("COPY a /app/../../b", "COPY to /app/../../b: leads upwards"),
+        ("COPY out .", "COPY out: leads out of"),
+        ("COPY ou* .", "COPY ou*: leads out of"),
         ("COPY gone .", "COPY gone: there is no such file"),
         ("COPY *.gone .", "COPY *.gone: there is no such file"),
         ("COPY a", "COPY a: needs a source and a target"),
@@ -95,9 +99,11 @@ def test_the_whole_context_is_copied_with_its_dockerfile(tmp_path: Path) -> None
     ],
 )
 def test_all_else_is_a_fault_that_names_file_and_line(tmp_path: Path, line: str, fault: str) -> None:
+    context = write_files(tmp_path / "context", {"a": "", "x.tar.gz": ""})
+    (context / "out").symlink_to(tmp_path)
     with pytest.raises(Fault) as caught:
-        read(tmp_path, f"FROM x\n{line}\n", **{"x.tar.gz": ""})
-    assert str(caught.value).startswith(f"{tmp_path}/Dockerfile:2: ")
+        read(context, f"FROM x\n{line}\n")
+    assert str(caught.value).startswith(f"{context}/Dockerfile:2: ")
     assert fault in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from clawhpc.tasks import officeqa
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.layout import Layout
 from tests.fakes.records import reward_folder
-from tests.fakes.task_sets import lay_officeqa
+from tests.fakes.task_sets import lay_officeqa, write_files
 
 HEADER = "uid,question,answer,source_files\n"
 
@@ -58,7 +58,9 @@ def test_texts_over_several_lines_and_several_documents(tmp_path: Path) -> None:
         ("u,,a,doc0.txt", ":2: question is empty"),
         ("u,q,,doc0.txt", ":2: answer is empty"),
         ("u,q,a,", ":2: source_files is empty"),
-        ("u,q,a,gone.txt", ":2: source_files: there is no file gone.txt below the folder"),
+        ("u,q,a,gone.txt", ":2: source_files: below the folder there must be one file gone.txt"),
+        ("u,q,a,small.csv", ":2: source_files: below the folder there must be one file small.csv"),
+        ("u,q,a,doc1.txt", ":2: source_files: below the folder there must be one file doc1.txt"),
         ("u,q,a", ":2: not as many fields as the first line has"),
         ("u,q,a,doc0.txt,more", ":2: not as many fields as the first line has"),
         ("sound,q,a,doc0.txt", ":3: uid 'sound' is that of row 2 already"),
@@ -69,9 +71,20 @@ def test_a_faulty_row_is_named_by_its_line(tmp_path: Path, row: str, fault: str)
     first = "sound,q,a,doc0.txt\n" if row.startswith("sound") else ""
     last = "" if first else "\nsound,q,a,doc0.txt\n"
     lay_officeqa(tmp_path / "set", table=f"{HEADER}{first}{row}{last}")
+    for place in ("one", "two"):
+        write_files(tmp_path / "set" / place, {"doc1.txt": place})
     (found,) = load(tmp_path).faults
     assert found.startswith(f"{tmp_path}/set/small.csv")
     assert fault in found
+
+
+def test_a_link_to_a_document_is_followed(tmp_path: Path) -> None:
+    root = lay_officeqa(tmp_path / "set")
+    (root / "corpus/doc0.txt").rename(tmp_path / "elsewhere.txt")
+    (root / "corpus/doc0.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (task,) = load(tmp_path).tasks
+    assert task.input_dir is not None
+    assert not Path(task.input_dir, "doc0.txt").is_symlink()
 
 
 def test_the_scorer_must_be_there(tmp_path: Path) -> None:

@@ -104,10 +104,13 @@ def test_dates_in_the_front_matter_can_be_recorded(tmp_path: Path) -> None:
         ({"workspace_files": [{"path": "../a", "content": ""}]}, "workspace_files[0].path '../a': must be a path"),
         ({"workspace_files": [{"source": "/etc/passwd", "dest": "a"}]}, "source '/etc/passwd': must be a path"),
         ({"workspace_files": [{"source": "a", "dest": "a"}]}, "assets/a: no such file"),
+        ({"workspace_files": [{"source": "out", "dest": "a"}]}, "assets/out: no such file, or a link that leads out"),
     ],
 )
 def test_faulty_front_matter_names_file_and_key(tmp_path: Path, front: dict[str, Any], fault: str) -> None:
     path = lay_pinchbench(tmp_path / "set", **front)
+    (tmp_path / "set/assets").mkdir()
+    (tmp_path / "set/assets/out").symlink_to(path)
     found = only_fault(tmp_path)
     assert found.startswith(f"{path}: ")
     assert fault in found
