@@ -6,13 +6,14 @@ connection may cost is bounded, for the policy can make connections too. All of 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process, SocketListener, SocketStream
+from anyio.abc import ByteReceiveStream, Process, TaskGroup
 
 from clawhpc.errors import SandboxError, boundary, ungrouped
 from clawhpc.harness.base import MCP_START_S
@@ -84,15 +85,31 @@ async def open_servers(
     hosted = [server for server in servers if server.on_host]
     open_ = HostServers({server.name: folder / f"m{place}" for place, server in enumerate(hosted)}, Traffic(now))
     with ungrouped():
-        async with anyio.create_task_group() as tasks:
+        async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for server in hosted:
                 socket = open_.sockets[server.name]
                 desk = _Desk(server, socket.with_suffix(".d"), dict(environment), fail, open_.traffic)
-                with boundary(SandboxError, f"MCP server {server.name}"):
-                    listener = await anyio.create_unix_listener(socket)
-                tasks.start_soon(desk.listen, listener)
+                await stack.enter_async_context(_listening(socket, desk, tasks))
             yield open_
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _listening(socket: Path, desk: _Desk, tasks: TaskGroup) -> AsyncIterator[None]:
+    """Connections to `socket` are answered by `desk`, in `tasks`. One that comes too late is cut off."""
+
+    def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if tasks.cancel_scope.cancel_called:
+            writer.transport.abort()
+        else:
+            tasks.start_soon(desk.answer, Client(reader, writer))
+
+    with boundary(SandboxError, f"MCP server {desk.server.name}"):
+        listener = await asyncio.start_unix_server(meet, socket, limit=CHUNK_BYTES)
+    try:
+        yield
+    finally:
+        listener.close()
 
 
 def _bridged(server: McpServer, python: str) -> McpServer:
@@ -101,6 +118,34 @@ def _bridged(server: McpServer, python: str) -> McpServer:
 
 def _socket_target(name: str) -> str:
     return f"{INSIDE}/{name}.sock"
+
+
+class Client:
+    """One connection from the sandbox. asyncio's streams, for these can be cancelled at any time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        writer.transport.set_write_buffer_limits(high=0)  # what is written is with the kernel
+
+    async def receive(self) -> bytes:
+        """What comes next; nothing when its other side is closed, in whatever way."""
+        try:
+            return await self._reader.read(CHUNK_BYTES)
+        except ConnectionError:
+            return b""
+
+    async def send(self, chunk: bytes) -> bool:
+        """Whether there is anybody to send it to."""
+        try:
+            self._writer.write(chunk)
+            await self._writer.drain()
+        except ConnectionError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Cut it off."""
+        self._writer.transport.abort()
 
 
 @dataclass(eq=False)
@@ -116,14 +161,9 @@ class _Desk:
     num_open: int = 0
     num_started: int = 0
 
-    async def listen(self, listener: SocketListener) -> None:
-        """Until cancelled."""
-        async with listener:
-            await listener.serve(self.answer)
-
-    async def answer(self, client: SocketStream) -> None:
+    async def answer(self, client: Client) -> None:
         """One connection, from its beginning to its end; one too many is closed at once."""
-        async with client:
+        with closing(client):
             if self.num_open >= MAX_OPEN or self.num_started >= MAX_STARTED:
                 self.traffic.count(self.server.name, "connections refused")
                 return
@@ -137,7 +177,7 @@ class _Desk:
                 connection.end(OVER)
                 self.num_open -= 1
 
-    async def _carry(self, client: SocketStream, connection: Connection) -> None:
+    async def _carry(self, client: Client, connection: Connection) -> None:
         cwd = self.folder / str(connection.number)
         cwd.mkdir(parents=True)
         try:
@@ -156,7 +196,7 @@ class _Desk:
 class _Relay:
     """Carries one connection until either side has ended, or more has come than may."""
 
-    client: SocketStream
+    client: Client
     process: Process
     connection: Connection
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -204,13 +244,13 @@ class _Relay:
         """From the sandbox to the server. One that has nobody to ask it any more may end in peace."""
         stdin, num_bytes = self.process.stdin, 0
         assert stdin is not None, "it was started with pipes"
-        async for chunk in _chunks(self.client):
+        while chunk := await self.client.receive():
             num_bytes += len(chunk)
             self.connection.hear_sandbox(chunk)
             self._check(num_bytes)
             try:
                 await stdin.send(chunk)
-            except anyio.BrokenResourceError:
+            except (anyio.BrokenResourceError, ConnectionError):
                 return  # the server has ended, or will be asked nothing more
         self.asked_all = True
         self.scope.deadline = anyio.current_time() + GRACE_S
@@ -219,19 +259,17 @@ class _Relay:
     async def _answer(self) -> None:
         """From the server to the sandbox."""
         num_bytes = 0
-        async for chunk in _chunks(self.process.stdout):
+        while chunk := await _receive(self.process.stdout):
             num_bytes += len(chunk)
             self.connection.hear_server(chunk)
             self._check(num_bytes)
-            try:
-                await self.client.send(chunk)
-            except anyio.BrokenResourceError:
+            if not await self.client.send(chunk):
                 self.asked_all = True
                 self._end(GONE)
 
     async def _read_errors(self) -> None:
         num_bytes = 0
-        async for chunk in _chunks(self.process.stderr):
+        while chunk := await _receive(self.process.stderr):
             num_bytes += len(chunk)
             self.errors = (self.errors + chunk)[-TAIL_BYTES:]
             self._check(num_bytes)
@@ -250,9 +288,10 @@ class _Relay:
             self._end(f"more than {MAX_MESSAGES} messages on one connection")
 
 
-async def _chunks(stream: ByteReceiveStream | None) -> AsyncIterator[bytes]:
-    """All that comes on `stream`, until its other end is closed, in whatever way."""
+async def _receive(stream: ByteReceiveStream | None) -> bytes:
+    """What comes next from a program; nothing at the end."""
     assert stream is not None, "it was started with pipes"
-    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-        while True:
-            yield await stream.receive(CHUNK_BYTES)
+    try:
+        return await stream.receive(CHUNK_BYTES)
+    except anyio.EndOfStream:
+        return b""

@@ -17,6 +17,8 @@ import anyio
 
 from clawhpc.launch.job import WorkerJob
 from clawhpc.ledger import Ledger
+from clawhpc.mcp.host import open_servers
+from clawhpc.records import McpServer
 from clawhpc.sandbox.apptainer import Apptainer, find_apptainer
 from clawhpc.sandbox.base import Sandbox, SandboxCommand
 from clawhpc.sandbox.container import Container
@@ -42,6 +44,8 @@ def own(kind: str, root: Path, needle: str, cache_dir: Path) -> None:
         (ledger.scratch / "file").write_text("something")
         if kind == "processes":
             own_processes(ledger, needle)
+        elif kind == "mcp":
+            anyio.run(own_mcp, ledger, needle)
         elif kind == "worker":
             own_worker(ledger, root, needle, cache_dir)
         else:
@@ -74,6 +78,19 @@ async def own_sandbox(kind: str, ledger: Ledger, needle: str, cache_dir: Path) -
     command = SandboxCommand(sandbox_id="owned", argv=("/bin/bash", "-c", script), env={}, cwd="/")
     print("ready", flush=True)
     await sandbox.run(command, timeout_s=LIFE_S)
+
+
+async def own_mcp(ledger: Ledger, needle: str) -> None:
+    """A server on the host, with somebody who has connected to it."""
+    server = McpServer(name="lab", argv=("/bin/bash", "-c", HARNESS.format(needle=needle)), on_host=True)
+    async with (
+        open_servers(
+            (server,), folder=ledger.scratch, environment=ledger.environment, fail=print, now=time.time
+        ) as servers,
+        await anyio.connect_unix(servers.sockets["lab"]),
+    ):
+        print("ready", flush=True)
+        await anyio.sleep(LIFE_S)
 
 
 async def sandbox_of(kind: str, ledger: Ledger, cache_dir: Path) -> Sandbox:

@@ -85,6 +85,7 @@ SLOW = pytest.mark.slow
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 OWNERS = [
     ("processes", KILL),
+    ("mcp", KILL),
     pytest.param("processes", TERM, marks=SLOW),
     pytest.param("bubblewrap", KILL, marks=pytest.mark.sandbox),
     pytest.param("bubblewrap", TERM, marks=[pytest.mark.sandbox, SLOW]),

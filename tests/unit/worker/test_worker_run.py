@@ -25,7 +25,7 @@ from clawhpc.errors import (
 )
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
-from clawhpc.records import ExecResult, GroupPlan, Limits, Outcome, StepPlan
+from clawhpc.records import ExecResult, GroupPlan, Limits, McpServer, Outcome, StepPlan
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
@@ -37,6 +37,7 @@ from clawhpc.store import (
     publish_plan,
     publish_rollout,
     read_rollouts,
+    read_usage,
     release_claims,
     rollout_files,
 )
@@ -45,8 +46,8 @@ from clawhpc.worker.settings import READY_FILE, STOP_FILE, WorkerSettings, Worke
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine
 from tests.fakes.late_view import LateView, naming_threads
-from tests.fakes.records import make_group, make_record
-from tests.fakes.rollout import FakeHarness, FakeSandbox, ask, hang, one_call, workspace_of
+from tests.fakes.records import make_group, make_record, make_task
+from tests.fakes.rollout import OK, FakeHarness, FakeSandbox, ask, hang, one_call, workspace_of
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +105,7 @@ def worker_of(tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None
         harnesses={"pi": FakeHarness()},
         desk=desk,
         scratch=scratch,
-        environment={},
+        environment={"CLAWHPC_OWNER": "this worker"},
     )
 
 
@@ -137,6 +138,27 @@ async def test_plans_are_worked_through_in_order_each_with_its_own_weights(tmp_p
     assert (paths.workers / "w0" / READY_FILE).exists()
 
 
+@dataclass
+class WorkingDesk(FakeDesk):
+    """Its engine takes a second for whatever it is asked."""
+
+    async def make_ready(self, plan: StepPlan) -> None:
+        await super().make_ready(plan)
+        self.engine_cpu_s += 1.0
+
+
+async def test_what_the_engine_takes_is_counted_for_each_plan(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    for step, tasks in enumerate([("a",), ("a", "b")]):
+        publish_plan(paths, plan_of(*tasks, step=step))
+    await work_through(paths, worker_of(tmp_path, WorkingDesk()))
+    (usage,) = read_usage(paths)
+    spent = {name: time.cpu_s for name, time in usage.engine_by_plan.items()}
+    assert spent == {"train-000000": 3.0, "train-000001": 6.0}
+    assert usage.engine_cpu_s == 1.5 + 9.0
+    assert all(time.wall_s > 0 for time in usage.engine_by_plan.values())
+
+
 async def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     paths, desk = RunPaths(tmp_path / "run"), FakeDesk()
     plan = publish_plan(paths, plan_of("a"))
@@ -154,6 +176,23 @@ async def test_a_group_whose_worker_died_before_sealing_it_is_sealed(tmp_path: P
         publish_rollout(paths, make_record(plan.groups[0], sample))
     await work_through(paths, worker_of(tmp_path, desk))
     assert desk.engine.requests == []
+
+
+async def test_a_server_on_the_host_is_known_as_the_workers_own(tmp_path: Path) -> None:
+    paths, seen = RunPaths(tmp_path / "run"), []
+
+    async def listen(command: SandboxCommand) -> ExecResult:
+        (socket,) = (mount.source for mount in command.mounts if mount.target.endswith("/lab.sock"))
+        await one_call(command)  # before it, a server that ends at once ends the rollout
+        async with await anyio.connect_unix(socket) as server:
+            seen.append(b"".join([piece async for piece in server]))
+        return OK
+
+    lab = McpServer(name="lab", argv=("/usr/bin/env",), on_host=True)
+    group = make_group(task=replace(make_task(), mcp_servers=(lab,)), num_samples=1)
+    publish_plan(paths, replace(plan_of(), groups=(group,)))
+    await work_through(paths, worker_of(tmp_path, FakeDesk(), FakeSandbox(listen)))
+    assert b"CLAWHPC_OWNER=this worker\n" in seen[0]
 
 
 @pytest.mark.parametrize(
