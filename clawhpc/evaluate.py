@@ -30,6 +30,7 @@ from clawhpc.config import RunConfig, check_judge, entry_point, former_turn_s
 from clawhpc.errors import UserError
 from clawhpc.evaluation import (
     Cell,
+    EngineShare,
     EvaluatedPolicy,
     EvaluatedSet,
     Evaluation,
@@ -49,7 +50,7 @@ from clawhpc.ledger import Ledger
 from clawhpc.passrate import Price
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.settings import EndpointSettings
-from clawhpc.records import RolloutRecord, StepPlan, TaskSpec
+from clawhpc.records import EngineTime, RolloutRecord, StepPlan, TaskSpec, WorkerUsage
 from clawhpc.store import (
     published_steps,
     read_policy,
@@ -297,7 +298,8 @@ def tell(
     """Everything that the rollouts of all `pairings` say."""
     records = {(one.policy, one.set): [*map(lighten, read_step(paths, one.plan))] for one in pairings}
     first, *others = dict.fromkeys(one.policy for one in pairings)
-    usage = read_usage(paths)
+    usage, engine = read_usage(paths), config.engine
+    num_devices = engine.tensor_parallel_size * engine.data_parallel_size
     return Evaluation(
         run=str(paths.root),
         num_samples=config.campaign.eval_samples,
@@ -317,12 +319,22 @@ def tell(
                 (first, other), name, config.harness.names, records[first, name], records[other, name]
             )
         ),
+        engines=tuple(
+            EngineShare(policy=one.policy, set=one.set, time=engine_time(usage, one.plan), num_devices=num_devices)
+            for one in pairings
+            if not one.endpoint.is_set
+        ),
         cpu_s={
             "harness": fsum(record.timings.harness_cpu_s for some in records.values() for record in some),
             "engine": fsum(worker.engine_cpu_s for worker in usage),
             "proxy": fsum(worker.own_cpu_s for worker in usage),
         },
     )
+
+
+def engine_time(usage: Sequence[WorkerUsage], plan: StepPlan) -> EngineTime:
+    """What all workers together have spent on `plan`."""
+    return sum((worker.engine_by_plan.get(plan.name, EngineTime()) for worker in usage), EngineTime())
 
 
 def cells_of(config: RunConfig, pairing: Pairing, records: Sequence[RolloutRecord]) -> tuple[Cell, ...]:

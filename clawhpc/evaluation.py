@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from clawhpc.passrate import Estimate, PassTable, Price, by_pair, paired_difference, tabulate
-from clawhpc.records import RolloutRecord
+from clawhpc.records import EngineTime, RolloutRecord
 
 FORMAT = 1
 """Of the JSON; another number where a name in it has changed its meaning."""
@@ -63,6 +63,18 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineShare:
+    """What engines of ours took for one policy on one set, with all harnesses; of a worker that was killed, nothing."""
+
+    policy: str
+    set: str
+    time: EngineTime
+    """Summed over workers."""
+    num_devices: int
+    """That an engine is spread over: on GPUs, `time.wall_s` times this is GPU seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """All cells, in the order of policies, sets and harnesses."""
 
@@ -79,6 +91,8 @@ class Evaluation:
     cells: tuple[Cell, ...]
     differences: tuple[Difference, ...]
     """Of every policy but the first; without those for which the two share no task with a verdict."""
+    engines: tuple[EngineShare, ...]
+    """None of a model behind an API."""
     cpu_s: dict[str, float]
     """Part of the run -> CPU seconds so far, as far as is known: harness, engine, proxy."""
 
@@ -137,6 +151,8 @@ def as_tables(evaluation: Evaluation) -> Iterator[Table]:
         cells = [cell for cell in evaluation.cells if cell.set == one.name]
         yield rates_table(one, evaluation.num_samples, cells)
         yield effort_table(one, cells)
+        if engines := [share for share in evaluation.engines if share.set == one.name]:
+            yield engine_table(one, engines)
         if differences := [difference for difference in evaluation.differences if difference.set == one.name]:
             yield difference_table(one, differences)
 
@@ -184,6 +200,12 @@ def effort_table(on: EvaluatedSet, cells: Sequence[Cell]) -> Table:
         for cell in cells
     ]
     return make_table(f"{on.name}: a rollout on average", ("policy", "harness", *shown, "outcomes"), rows)
+
+
+def engine_table(on: EvaluatedSet, engines: Sequence[EngineShare]) -> Table:
+    """One row per policy."""
+    rows = [(one.policy, f"{one.time.wall_s:,.0f}", f"{one.time.cpu_s:,.0f}", f"{one.num_devices}") for one in engines]
+    return make_table(f"{on.name}: engines, all harnesses together", ("policy", "wall s", "cpu s", "devices"), rows)
 
 
 def difference_table(on: EvaluatedSet, differences: Sequence[Difference]) -> Table:

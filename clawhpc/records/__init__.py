@@ -25,6 +25,7 @@ from clawhpc.records.policy import PolicyVersion, Probe
 from clawhpc.records.rollout import (
     MACHINE_OUTCOMES,
     POLICY_OUTCOMES,
+    EngineTime,
     FailedAttempt,
     GroupKey,
     GroupPlan,
@@ -70,6 +71,7 @@ __all__ = [
     "CallTokens",
     "Conversation",
     "Criterion",
+    "EngineTime",
     "ExecResult",
     "FailedAttempt",
     "FinishReason",

@@ -57,6 +57,11 @@ class StepPlan:
     groups: tuple[GroupPlan, ...]
 
     @property
+    def name(self) -> str:
+        """Among the plans of a run."""
+        return f"{self.phase}-{self.step:06d}"
+
+    @property
     def num_rollouts(self) -> int:
         """Planned rollouts of all groups."""
         return sum(group.num_samples for group in self.groups)
@@ -189,12 +194,26 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineTime:
+    """What engines have taken."""
+
+    wall_s: float = 0.0
+    """That they were held, their starts and their waiting included."""
+    cpu_s: float = 0.0
+
+    def __add__(self, other: EngineTime) -> EngineTime:
+        return EngineTime(wall_s=self.wall_s + other.wall_s, cpu_s=self.cpu_s + other.cpu_s)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerUsage:
     """What a worker has cost so far (worker -> campaign). What its harnesses cost is in their rollouts."""
 
     own_cpu_s: float
     """CPU seconds of the worker's own process: proxy, rendering, rollouts."""
     engine_cpu_s: float
+    engine_by_plan: dict[str, EngineTime] = field(default_factory=dict)
+    """`StepPlan.name` -> what its engine took for the plan."""
 
 
 def rollout_id(key: GroupKey, sample: int) -> str:

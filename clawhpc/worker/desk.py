@@ -135,6 +135,8 @@ class PolicyDesk:
         self._renderer: ChatRenderer | None = None
         self._form: tuple[bytes, str, bool] | None = None
         """What `_renderer` was made of: the digest of its tokenizer, and what it was told."""
+        self._past_cpu_s = 0.0
+        """Of engines that were let go."""
         self._num_starts = 0
         """Of engines, those that failed included."""
         self._num_up = self._up_before = 0
@@ -155,8 +157,8 @@ class PolicyDesk:
 
     @property
     def engine_cpu_s(self) -> float:
-        """CPU seconds of the engine that runs; of one that has died nothing is known."""
-        return self.server.cpu_s if self.server is not None else 0.0
+        """CPU seconds of the engine that runs, and of those before it; of one that has died nothing is known."""
+        return self._past_cpu_s + (self.server.cpu_s if self.server is not None else 0.0)
 
     async def make_ready(self, plan: StepPlan) -> None:
         """The engine holds the weights that `plan` names.
@@ -225,6 +227,7 @@ class PolicyDesk:
     async def _replace(self, policy: PolicyVersion) -> None:
         """Another engine in place of the one that is held, which ends first: the memory is not for two."""
         while True:
+            self._past_cpu_s = self.engine_cpu_s
             self._held.let_go()
             await self._held.gone.wait()
             self._check_starts()

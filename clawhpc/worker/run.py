@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import (
     MACHINE_OUTCOMES,
+    EngineTime,
     FailedAttempt,
     GroupPlan,
     Outcome,
@@ -151,6 +153,7 @@ class Worker:
         self._paths = RunPaths(Path(spec.run_root))
         self._slots = anyio.Semaphore(spec.worker.concurrency)
         self._done: set[Path] = set()
+        self._engine_by_plan: defaultdict[str, EngineTime] = defaultdict(EngineTime)
 
     async def work(self) -> None:
         """Take plans, in order, until the stop file is there or nothing has come for too long.
@@ -167,13 +170,25 @@ class Worker:
         while not stop.exists() and anyio.current_time() - idle_since < 60 * self._spec.worker.idle_min:
             worked = False
             for plan in await to_thread.run_sync(open_plans, self._paths, self._done):
-                worked |= await self._collect(plan)
+                began = EngineTime(wall_s=anyio.current_time(), cpu_s=self._desk.engine_cpu_s)
+                if await self._collect(plan):
+                    worked = True
+                    await self._note_usage(plan, began)
             if worked:
                 idle_since = anyio.current_time()
-                usage = WorkerUsage(own_cpu_s=time.process_time(), engine_cpu_s=self._desk.engine_cpu_s)
-                await to_thread.run_sync(publish_usage, self._paths, self._id, usage)
             else:
                 await anyio.sleep(self._spec.worker.poll_s)
+
+    async def _note_usage(self, plan: StepPlan, began: EngineTime) -> None:
+        """Publish what the worker has cost so far, and of it the engine for `plan` since `began`."""
+        wall_s, cpu_s = anyio.current_time() - began.wall_s, self._desk.engine_cpu_s - began.cpu_s
+        self._engine_by_plan[plan.name] += EngineTime(wall_s=wall_s, cpu_s=max(0.0, cpu_s))
+        usage = WorkerUsage(
+            own_cpu_s=time.process_time(),
+            engine_cpu_s=self._desk.engine_cpu_s,
+            engine_by_plan=dict(self._engine_by_plan),
+        )
+        await to_thread.run_sync(publish_usage, self._paths, self._id, usage)
 
     def _give_back(self) -> None:
         """Where the store cannot be read or written, the campaign frees the claims of the dead."""

@@ -137,6 +137,7 @@ async def test_a_policy_with_another_tokenizer_has_an_engine_of_its_own(tmp_path
         for step in (0, 1, 1, 0):
             await desk.make_ready(plan_of(step, step=step))
             assert await draw_by(desk) == step
+        assert desk.engine_cpu_s == 3 * 2.0
     assert [server.policy_step for server in serve.servers] == [0, 1, 0]
 
 
