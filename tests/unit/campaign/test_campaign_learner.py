@@ -22,6 +22,7 @@ from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
 from clawhpc.store import read_policy
+from clawhpc.tasks.mix import Mix
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_record, make_task
 from tests.fakes.session import Session
@@ -37,6 +38,8 @@ def run(
     max_staleness: int,
     moment: Callable[[], None] = lambda: None,
     accelerator: Accelerator = "auto",
+    harnesses: tuple[str, ...] = ("pi",),
+    mix: Mix = "turns",
 ) -> bytes:
     """Train from `policy`; the weights at the end."""
 
@@ -51,7 +54,7 @@ def run(
     learner = LearnerSettings(lr=1e-2, epochs=2, max_staleness=max_staleness, wandb="disabled", accelerator=accelerator)
     with tempfile.TemporaryDirectory(prefix="claw-", dir="/tmp") as root, Ledger.open(Path(root)) as ledger:
         campaign = Campaign(
-            SETTINGS, paths=paths, collector=collector, ledger=ledger, tasks=TASKS, harnesses=("pi",), mix="turns"
+            SETTINGS, paths=paths, collector=collector, ledger=ledger, tasks=TASKS, harnesses=harnesses, mix=mix
         )
         campaign.run(learner, CreditSettings(), PolicySource(folder=policy))
     return (paths.policy(3) / "model.safetensors").read_bytes()
@@ -81,6 +84,34 @@ def test_a_campaign_one_step_ahead_that_is_killed_ends_with_the_same_bits(
     with pytest.raises(Killed):
         run(killed, babbler, 1, Fate(kill_at))
     assert run(killed, babbler, 1) == run(RunPaths(tmp_path / "whole"), babbler, 1)
+
+
+def test_a_run_of_two_harnesses_logs_what_each_has_given_and_a_run_of_one_does_not(
+    tmp_path: Path, babbler: Path
+) -> None:
+    both, turns, one = (RunPaths(tmp_path / name) for name in ("both", "turns", "one"))
+    run(both, babbler, 0, harnesses=("codex", "pi"), mix="each")
+    for name in ("codex", "pi"):
+        assert column(both, f"train/{name}/reward") == [0.5] * 3
+        assert all(gap > 0 for gap in column(both, f"train/{name}/sampling_gap"))
+    run(turns, babbler, 0, harnesses=("codex", "pi"), mix="one")
+    with turns.metrics_csv.open(newline="") as file:
+        rewards = [(row["train/codex/reward"], row["train/pi/reward"]) for row in csv.DictReader(file)]
+    assert rewards == [("0.5", ""), ("", "0.5"), ("0.5", "")]
+    run(one, babbler, 0)
+    assert "train/pi/" not in one.metrics_csv.read_text()
+
+
+@pytest.mark.parametrize("kill_at", [2, 7])
+def test_a_campaign_of_shuffled_harnesses_that_is_killed_ends_with_the_same_bits(
+    tmp_path: Path, babbler: Path, kill_at: int
+) -> None:
+    killed, whole = RunPaths(tmp_path / "killed"), RunPaths(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(killed, babbler, 0, Fate(kill_at), harnesses=("codex", "pi"))
+    assert run(killed, babbler, 0, harnesses=("codex", "pi")) == run(whole, babbler, 0, harnesses=("codex", "pi"))
+    plans = [[path.read_bytes() for path in sorted(paths.plans.glob("*.json"))] for paths in (killed, whole)]
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
