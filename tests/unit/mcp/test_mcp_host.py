@@ -139,7 +139,6 @@ for line in sys.stdin:
     [
         ("raise SystemExit('no database')", "the server ended with exit code 1: no database"),
         ("pass", "the server ended with exit code 0"),
-        ("import os, time; os.close(1); time.sleep(60)", "the server closed its output"),
         ("input(); raise SystemExit(3)", "the server ended with exit code 3"),
     ],
 )
@@ -149,6 +148,16 @@ async def test_a_server_that_ends_before_it_is_ready_has_failed(folder: Path, pr
         assert await client.process.wait() == 1
         await told.failed.wait()
     assert [str(failure) for failure in told.failures] == [f"MCP server lab on the host: {why}"]
+
+
+async def test_a_server_that_closes_its_output_before_it_is_ready_has_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "GRACE_S", 0.2)
+    mute = server("import os, time; os.close(1); time.sleep(60)")
+    async with opened(mute, folder=folder) as told, bridged(told, start=False) as client:
+        assert await client.process.wait() == 1
+    assert [str(failure) for failure in told.failures] == ["MCP server lab on the host: the server closed its output"]
 
 
 async def test_a_program_that_is_not_there_has_failed(folder: Path) -> None:
