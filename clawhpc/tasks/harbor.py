@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from clawhpc.records import MCP_MOUNT, SANDBOX_HOME, McpServer, ScriptCheck, TaskSpec, Verifier
+from clawhpc.records import MCP_MOUNT, RUN_MCP_MOUNT, SANDBOX_HOME, McpServer, ScriptCheck, TaskSpec, Verifier
 from clawhpc.tasks.dockerfile import Environment, read_dockerfile
 from clawhpc.tasks.faults import (
     MAX_NESTING,
@@ -43,7 +43,7 @@ CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Do
 TESTS, SCRIPT = "tests", "test.sh"
 TESTS_MOUNT, REWARD_FOLDER = "/tests", "/logs/verifier"
 """Both in the verifier's sandbox alone."""
-TAKEN = (TESTS_MOUNT, "/logs", "/solution", MCP_MOUNT)
+TAKEN = (TESTS_MOUNT, "/logs", "/solution", MCP_MOUNT, RUN_MCP_MOUNT)
 """Where a workspace cannot stand: these have a meaning of their own."""
 OF_THE_SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
