@@ -11,13 +11,16 @@ import msgspec
 import pytest
 from hydra import compose, initialize_config_dir
 
+from clawhpc.campaign.settings import EvaluateSettings
 from clawhpc.config import CONF_DIR, RunConfig, open_campaign, register_defaults, typed
 from clawhpc.errors import UserError
+from clawhpc.evaluate import choose_sets
 from clawhpc.records import Limits, TaskSpec, Usage, Verifier
 from clawhpc.tasks.sets import TaskSets
 from clawhpc.verify.settings import JudgeModel, JudgeSettings, VerifySettings, check_rubrics, judge_keys
 from tests.fakes.judge_endpoint import RUBRIC
 from tests.fakes.records import make_task
+from tests.fakes.task_sets import lay_pinchbench
 
 JUDGED = TaskSpec(task_id="essay", instruction="Write.", input_dir=None, verifier=Verifier(rubric=RUBRIC))
 MODEL = JudgeModel(name="m", base_url="http://127.0.0.1:1/v1")
@@ -46,6 +49,13 @@ def test_a_task_with_a_rubric_and_no_judge_ends_the_campaign_before_there_is_a_r
     with refused, open_campaign(config, tasks, tmp_path / "runs"):
         pytest.fail("the campaign is open")
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_evaluation_on_such_a_task_is_refused_too(tmp_path: Path) -> None:
+    lay_pinchbench(tmp_path / "set")
+    config = RunConfig(cache_dir=str(tmp_path), evaluate=EvaluateSettings(sets={"notes": str(tmp_path / "set")}))
+    with pytest.raises(UserError, match=r"task task_note has a rubric, .* set verify\.judge\.models"):
+        choose_sets(config)
 
 
 def test_a_key_that_is_not_in_the_environment_ends_the_campaign_too(
