@@ -6,6 +6,7 @@ whatever has become of the files that it came from.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -27,6 +28,7 @@ from clawhpc.config import (
     prepare_process,
     start_log,
 )
+from clawhpc.estimate.settings import PlanSettings
 from clawhpc.launch.campaign import SubmittedCampaign, submit_campaign
 from clawhpc.launch.follow import follow
 from clawhpc.launch.states import JobStatus
@@ -44,6 +46,7 @@ def as_campaign(task: Callable[[RunConfig], None]) -> Callable[[RunConfig], None
 
     @functools.wraps(task)
     def run(config: RunConfig) -> None:
+        config = dataclasses.replace(config, plan=PlanSettings())  # what a plan takes for granted makes no other run
         if config.launch.cluster == "slurm" and "SLURM_JOB_ID" not in os.environ:
             submit_and_follow(task.__name__, config)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,7 @@ import msgspec
 from clawhpc.config import EXIT_USER, FAILED, RunConfig, entry_point
 from clawhpc.estimate.decoder import find_decoder
 from clawhpc.estimate.memory import GIB
-from clawhpc.estimate.misfit import GIGA, find_misfits
+from clawhpc.estimate.misfit import find_misfits
 from clawhpc.estimate.rollouts import harness_costs
 from clawhpc.estimate.run import Asked, Estimate, estimate_run
 from clawhpc.launch.settings import JobSettings
@@ -76,6 +77,7 @@ def asked_of(config: RunConfig) -> Asked:
         worker=config.worker,
         limits=config.limits,
         launch=config.launch,
+        num_cpus=os.cpu_count(),
         plan=config.plan,
     )
 
@@ -116,7 +118,7 @@ def _learner(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "with logits instead", f"{_gib(memory.logits)}, {learner.logit_chunk:,} at a time"
     of_gpu = f" of {asked.plan.gpu_memory_gib - asked.plan.reserve_gib:g} GiB" if asked.learner_on_gpu else " of RAM"
     yield "most at a time", _gib(memory.peak) + of_gpu
-    yield "host of rank 0", f"{estimate.host.peak / GIGA:.0f} GB of RAM to load, publish and write checkpoints"
+    yield "host of rank 0", f"{_on_disk(estimate.host.peak)} of RAM to load, publish and write checkpoints"
 
 
 def _engine(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -156,11 +158,11 @@ def _time(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 def _storage(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
     storage = estimate.storage
-    yield "rollouts of a step", _gigabytes(storage.rollouts)
-    yield "policy of a step", f"{_gigabytes(storage.policy)}, of which every one stays"
+    yield "rollouts of a step", _on_disk(storage.rollouts)
+    yield "policy of a step", f"{_on_disk(storage.policy)}, of which every one stays"
     kept = asked.learner.keep_checkpoints
-    yield "checkpoints", f"{_gigabytes(storage.checkpoints)}: {kept} that stay, and the next one"
-    yield "run", _gigabytes(storage.run)
+    yield "checkpoints", f"{_on_disk(storage.checkpoints)}: {kept} that stay, and the next one"
+    yield "run", _on_disk(storage.run)
 
 
 def _jobs(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -219,8 +221,11 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def _gigabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e12:.1f} TB" if num_bytes >= 1e12 else f"{num_bytes / GIGA:.2f} GB"
+def _on_disk(num_bytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1e6:.1f} MB"
 
 
 def _billions(num_params: int) -> str:

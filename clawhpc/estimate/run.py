@@ -52,6 +52,8 @@ class Asked:
     worker: WorkerSettings
     limits: Limits
     launch: LaunchSettings
+    num_cpus: int | None
+    """Of this machine, which a local worker has."""
     plan: PlanSettings
 
     @property
@@ -85,7 +87,7 @@ class Asked:
         """Those that Slurm lets run at the same time."""
         at_once = self.launch.slurm.array_parallelism if self.on_slurm else None
         num = min(self.launch.num_workers, at_once or self.launch.num_workers)
-        cpus = self.launch.slurm.cpus_per_task if self.on_slurm else None
+        cpus = self.launch.slurm.cpus_per_task if self.on_slurm else self.num_cpus
         return Workers(num=num, concurrency=self.worker.concurrency, num_cpus=cpus)
 
 

@@ -21,7 +21,7 @@ class PlanSettings:
     """Of each GPU, dense, in bfloat16."""
     gpu_bandwidth_gb_s: float = 3350.0
     """Between each GPU and its memory."""
-    cpu_tflops: float = 0.05
+    cpu_tflops: float = 0.2
     """Of a host without GPUs."""
     cpu_bandwidth_gb_s: float = 10.0
     """Between a host without GPUs and its memory."""

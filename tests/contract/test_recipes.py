@@ -17,6 +17,8 @@ import pytest
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign
+from clawhpc.config import CONF_DIR, RunConfig, typed
+from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
 from clawhpc.estimate.run import estimate_run
 from clawhpc.harness.registry import make_harness
@@ -28,7 +30,18 @@ from clawhpc.plan import asked_of
 from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
 from clawhpc.store import read_policy, read_rollouts
 from clawhpc.tasks.sets import TaskSets
-from tests.contract.recipes import ALGORITHMS, HARNESSES, MODELS, RECIPES, Recipe, changed, compose_recipe
+from tests.contract.recipes import (
+    ALGORITHMS,
+    HARNESSES,
+    MODELS,
+    PAGE,
+    RECIPES,
+    Recipe,
+    changed,
+    compose_recipe,
+    with_plans,
+)
+from tests.contract.test_conf import compose_config, overrides_in
 from tests.fakes.launch import launch
 from tests.fakes.records import make_record, make_task
 from tests.fakes.sbatch import fake_sbatch, read_script
@@ -51,11 +64,14 @@ ONE_STEP = ("campaign.num_steps=1", "learner.lr=1e-2", "learner.wandb=disabled",
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_a_recipe_is_a_whole_configuration_that_fits_what_it_asks_for(recipe: Recipe) -> None:
     asked = asked_of(compose_recipe(recipe))
-    assert find_misfits(asked, estimate_run(asked)) == ()
+    estimate = estimate_run(asked)
+    assert find_misfits(asked, estimate) == ()
+    assert estimate.learner.peak < 0.9 * asked.plan.gpu_memory_gib * GIB, "a tenth, for what an estimate cannot know"
 
 
 def test_recipes_are_the_papers_runs_in_three_sizes() -> None:
     assert len(RECIPES) == 18
+    assert set(MODELS) == {path.stem for path in (CONF_DIR / "model").glob("*.yaml")}
     assert len({compose_recipe(recipe).run.name for recipe in RECIPES}) == len(ALGORITHMS) * len(HARNESSES)
     for recipe in RECIPES:
         config = compose_recipe(recipe)
@@ -110,10 +126,21 @@ def test_engine_and_learner_that_share_a_gpu_must_fit_it_together() -> None:
     assert find_misfits(less, estimate_run(less)) == ()
 
 
-def test_two_nodes_hold_the_largest_without_a_critic_of_its_own() -> None:
-    assert compose_recipe(LARGEST).learner.num_nodes == 4
-    grpo = asked_of(changed(compose_recipe(replace(LARGEST, experiment="clawgym2")), "learner.num_nodes=2"))
+def test_half_the_nodes_hold_the_largest_without_a_critic() -> None:
+    assert compose_recipe(LARGEST).learner.num_nodes == 6
+    grpo = asked_of(changed(compose_recipe(replace(LARGEST, experiment="clawgym2")), "learner.num_nodes=3"))
     assert find_misfits(grpo, estimate_run(grpo)) == ()
+
+
+def test_the_page_says_of_each_recipe_what_its_plan_says() -> None:
+    assert PAGE.read_text() == with_plans(PAGE.read_text()), "`python -m tests.contract.recipes` renews it"
+
+
+def test_every_command_of_the_page_is_one_that_can_be_given() -> None:
+    given = [overrides for overrides in overrides_in(PAGE) if overrides]
+    assert len(given) >= 3
+    for overrides in given:
+        assert isinstance(typed(compose_config(*overrides)), RunConfig), overrides
 
 
 def run_plan(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from clawhpc.config import RunConfig, RunSettings
+from clawhpc.estimate.settings import PlanSettings
 from clawhpc.job import as_campaign, explain_end, submit_job
 from clawhpc.launch.campaign import SubmittedCampaign
 from clawhpc.launch.settings import LaunchSettings, SlurmSettings
@@ -34,7 +35,8 @@ def test_in_a_job_a_command_runs_right_there(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     as_campaign(train)(config_in(tmp_path))
-    assert seen == [config_in(tmp_path)]
+    as_campaign(train)(config_in(tmp_path, plan=PlanSettings(calls=7)))
+    assert seen == [config_in(tmp_path)] * 2, "what a plan takes for granted makes no other run"
     assert list(tmp_path.iterdir()) == []
 
 
