@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +151,10 @@ class RunConfig:
                 f"learner.critic.warmup_steps={warmup_steps}: must be less than campaign.num_steps={num_steps}, "
                 "or the policy never learns"
             )
-        by_harness = {"tasks.turns": self.tasks.turns, "credit.harness_weights": self.credit.harness_weights}
+        by_harness: dict[str, Mapping[str, float]] = {
+            "tasks.turns": self.tasks.turns,
+            "credit.harness_weights": self.credit.harness_weights,
+        }
         for key, named in by_harness.items():
             if unknown := sorted(named.keys() - ADAPTERS.keys()):
                 raise ValueError(f"{key}.{unknown[0]}: allowed are {', '.join(ADAPTERS)}")
