@@ -229,11 +229,13 @@ def _share(count: int, run: ComparedRun) -> str:
 def cost_table(runs: Sequence[ComparedRun]) -> Table:
     """What each run took."""
     parts = list(dict.fromkeys(part for run in runs for part in run.cpu_s))
+    paid = list(dict.fromkeys(name for run in runs for name in run.usd))
     return Table(
         title="Time and cost",
         heads=(
             *("run", "state", "steps", "minutes of training", "wall clock", "calls", "prompt tokens", "tokens drawn"),
             *(f"CPU, {part}" for part in parts),
+            *(f"USD, {name}" for name in paid),
         ),
         rows=[
             (
@@ -242,6 +244,7 @@ def cost_table(runs: Sequence[ComparedRun]) -> Table:
                 _duration(run.totals.ended_at - run.totals.began_at),
                 *map(short_number, (run.totals.calls, run.totals.prompt_tokens, run.totals.drawn_tokens)),
                 *(_duration(run.cpu_s[part]) if part in run.cpu_s else NONE for part in parts),
+                *(f"{run.usd[name]:.2f}" if name in run.usd else NONE for name in paid),
             )
             for run in runs
         ],

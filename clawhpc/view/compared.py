@@ -31,6 +31,8 @@ class Totals:
     prompt_tokens: int = 0
     drawn_tokens: int = 0
     harness_cpu_s: float = 0.0
+    judge_usd: float | None = None
+    """What judges have cost, where they say it; None where none does."""
     began_at: float = 0.0
     """Seconds since the epoch; of the first rollout."""
     ended_at: float = 0.0
@@ -45,6 +47,7 @@ class Totals:
             prompt_tokens=self.prompt_tokens + sum(call.usage.input_tokens for call in record.calls),
             drawn_tokens=self.drawn_tokens + sum(call.usage.output_tokens for call in record.calls),
             harness_cpu_s=self.harness_cpu_s + times.harness_cpu_s,
+            judge_usd=_sum_known(self.judge_usd, _judge_usd(record)),
             began_at=min(self.began_at, times.started_at) if self.rollouts else times.started_at,
             ended_at=max(self.ended_at, times.started_at + times.wall_s),
         )
@@ -70,6 +73,8 @@ class ComparedRun:
     totals: Totals
     cpu_s: Mapping[str, float]
     """Part -> CPU seconds; that of the learner once the run has finished."""
+    usd: Mapping[str, float]
+    """`judge`, and `API` for models that stood in the policy's place -> what they cost, as far as that is known."""
     finished: bool
 
 
@@ -93,8 +98,24 @@ def read_run(name: str, paths: RunPaths) -> ComparedRun:
         outcomes=outcomes,
         totals=totals,
         cpu_s=_cpu_by_part(paths, totals, result),
+        usd=_known_usd(totals, result),
         finished=paths.finished.exists(),
     )
+
+
+def _judge_usd(record: RolloutRecord) -> float | None:
+    judged = record.verdict.judgement if record.verdict else None
+    return judged.cost_usd if judged else None
+
+
+def _sum_known(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else one + other
+
+
+def _known_usd(totals: Totals, result: Mapping[str, Any]) -> dict[str, float]:
+    asked = [cell["table"]["policy_usd"] for cell in result.get("cells", ())]
+    known = {"judge": totals.judge_usd, "API": sum(usd for usd in asked if usd is not None) if any(asked) else None}
+    return {name: usd for name, usd in known.items() if usd is not None}
 
 
 def _read_result(paths: RunPaths) -> dict[str, Any]:

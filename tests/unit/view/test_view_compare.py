@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clawhpc.paths import RunPaths
-from clawhpc.records import Outcome
+from clawhpc.records import Judgement, Outcome, Usage, Verdict
 from clawhpc.store import publish_rollout, read_rollouts
 from clawhpc.view.compare import (
     Table,
@@ -85,13 +86,38 @@ def test_of_an_evaluation_each_policy_is_compared_by_its_name(tmp_path: Path) ->
         f"e: evaluation {step}" for step in range(3)
     ]
     told = [(0, "start", "s"), (1, "trained", "s"), (2, "start", "t")]
-    done = [{"step": step, "policy": policy, "set": name, "harness": "pi"} for step, policy, name in told]
+    done = [
+        {"step": step, "policy": policy, "set": name, "harness": "pi", "table": {"policy_usd": usd}}
+        for (step, policy, name), usd in zip(told, (None, 1.25, 0.5), strict=True)
+    ]
     paths.finished.write_text(json.dumps({"cells": done, "cpu_s": {"engine": 1.0}}))
     run = read_run("e", paths)
     rows = cells(difference_table([run]))
     assert [row["run"] for row in rows] == ["e: trained on s", "e: start on t"]
     assert rows[0]["against e: start on s"] == "+1.000 [+1.000, +1.000]"
     assert not [chart for chart in compare_curves([run]) if chart.title == "Evaluation"]
+    assert cells(cost_table([run]))[0]["USD, API"] == "1.75"
+
+
+def test_what_judges_cost_is_summed_as_far_as_they_say_it(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "judged")
+    for sample, usd in enumerate((0.25, None, 0.5)):
+        judged = Judgement(
+            opinions=(),
+            score=1.0,
+            agreement=None,
+            spread={},
+            prompt_digest="",
+            num_requests=1,
+            usage=Usage(input_tokens=1, output_tokens=1),
+            cost_usd=usd,
+        )
+        record = make_record(make_group(num_samples=3), sample)
+        publish_rollout(paths, replace(record, verdict=Verdict(reward=1.0, judgement=judged)))
+    paths.config.write_text("a: 1\n")
+    run = read_run("judged", paths)
+    assert cells(cost_table([run]))[0]["USD, judge"] == "0.75"
+    assert "USD, judge" not in cost_table([compared(tmp_path / "other", {0: {"a": 1.0}})]).heads
 
 
 def test_only_keys_that_differ_are_listed_and_one_that_a_run_lacks_is_no_value(tmp_path: Path) -> None:
