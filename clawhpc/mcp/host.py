@@ -232,7 +232,7 @@ class _Relay:
     @property
     def failed(self) -> bool:
         """The server was to be used, and did not come so far that it could be."""
-        return not self.connection.started and (self.connection.start_asked or not self.asked_all)
+        return not self.connection.answered and (self.connection.asked or not self.asked_all)
 
     def _end(self, why: str) -> None:
         """It is over; the first reason counts."""
@@ -277,8 +277,8 @@ class _Relay:
 
     async def _watch_start(self) -> None:
         await anyio.sleep(MCP_START_S)
-        if self.connection.start_asked and not self.connection.started:
-            self._end(f"the server did not answer `initialize` within {MCP_START_S} s")
+        if self.connection.asked and not self.connection.answered:
+            self._end(f"the server answered nothing within {MCP_START_S} s")
 
     def _check(self, num_bytes: int) -> None:
         """End what takes too much of the worker."""

@@ -123,24 +123,23 @@ class Connection:
     """From 0, of this server's."""
     num_messages: int = 0
     """In both directions, empty lines among them."""
-    started: bool = False
-    """The server has answered `initialize`."""
-    start_asked: bool = False
+    asked: bool = False
+    """The server was asked something. By which method a harness begins, `initialize` or another, is its own affair."""
+    answered: bool = False
+    """The server has answered something, with no error: it can be used."""
     _requests: Lines = field(default_factory=lambda: Lines())
     _answers: Lines = field(default_factory=lambda: Lines())
     _open: dict[bytes, OpenCall] = field(default_factory=dict)
     """By the id of its request, as it was written."""
-    _start_id: bytes = b""
 
     def hear_sandbox(self, chunk: bytes) -> None:
         """What is on its way to the server."""
         for message in self._read(self._requests, chunk):
+            self.asked |= bool(message.method and message.id)
             if message.method in KEPT_METHODS and message.id:
                 self._open_call(message)
             elif message.method:
                 self._count(message.method)
-                if message.method == "initialize" and not self.start_asked:
-                    self.start_asked, self._start_id = True, bytes(message.id)
 
     def hear_server(self, chunk: bytes) -> None:
         """What is on its way to the sandbox."""
@@ -148,8 +147,7 @@ class Connection:
             if message.method:
                 self._count(message.method)
                 continue
-            if self.start_asked and bytes(message.id) == self._start_id and message.result:
-                self.started = True
+            self.answered |= bool(message.result)
             if (call := self._open.pop(bytes(message.id), None)) is not None:
                 self._close_call(call, message)
 

@@ -42,7 +42,7 @@ def test_a_call_is_kept_with_its_answer_and_a_handshake_is_counted() -> None:
     assert (json.loads(kept.arguments), json.loads(kept.result), kept.error) == ({"a": 1}, {"content": ["done"]}, "")
     assert (kept.started_at, kept.duration_s) == (10.0, 2.5)
     assert connection.traffic.counts == {"lab initialize": 1, "lab notifications/initialized": 1, "lab ping": 1}
-    assert connection.started
+    assert connection.answered
 
 
 @given(cuts=st.lists(st.integers(0, 400), max_size=8))
@@ -136,12 +136,16 @@ def test_what_a_server_asks_of_its_client_is_counted_and_answers_no_call() -> No
     assert connection.traffic.calls()[0].result == "{}"
 
 
-def test_an_error_is_no_start() -> None:
+def test_a_server_can_be_used_once_it_has_answered_something_with_no_error() -> None:
     connection = opened()
-    connection.hear_sandbox(line(id=0, method="initialize"))
-    connection.hear_server(line(id=0, error={"code": 1}))
-    assert connection.start_asked
-    assert not connection.started
+    connection.hear_sandbox(line(method="notifications/initialized"))
+    assert not connection.asked
+    connection.hear_sandbox(line(id=0, method="server/discover"))
+    assert connection.asked
+    connection.hear_server(line(id=0, error={"code": 1}) + line(method="notifications/message"))
+    assert not connection.answered
+    connection.hear_server(line(id=1, result={}))
+    assert connection.answered
 
 
 def test_long_texts_are_shortened_and_say_so() -> None:
