@@ -20,7 +20,7 @@ WITHOUT_EFFECT = frozenset({"ARG", "CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOP
 """Harbor starts the container with a command of its own; ports lead nowhere; a shell is that of RUN."""
 LEFT_TO_THE_IMAGE = frozenset({"RUN", "VOLUME", "ENTRYPOINT", "HEALTHCHECK", "ONBUILD"})
 HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?")
-FLAG = re.compile(r"--(\w+)=(\S+)\s+")
+FLAG = re.compile(r"--(\w+)(=\S+)?\s+")
 ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
 
@@ -81,8 +81,8 @@ def instructions(text: str) -> Iterator[Instruction]:
         for end in HEREDOC.findall(whole):
             while next(lines, (0, end))[1].strip() != end:
                 pass
-        name, _, value = whole.partition(" ")
-        yield Instruction(line=number, name=name.upper(), value=value.strip())
+        name, *value = whole.split(None, 1)
+        yield Instruction(line=number, name=name.upper(), value="".join(value))
 
 
 def _carry_out(one: Instruction, made: Environment, context: Path, where: str) -> None:
@@ -144,7 +144,7 @@ def _copy_words(one: Instruction, where: str) -> list[str]:
         words = json.loads(text) if text.startswith("[") else shlex.split(text)
     except ValueError as error:
         raise Fault(f"{where} {text}: {error}") from error
-    if len(words) < 2:
+    if len(words) < 2 or not all(isinstance(word, str) for word in words):
         raise Fault(f"{where} {text}: needs a source and a target")
     return words
 

@@ -49,6 +49,12 @@ OF_THE_SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
 )
 """Top-level folders that come from the image, read-only, so that nothing can be mounted in them."""
+UNFOLLOWED = {
+    "docker-compose.yaml": "services beside the harness are not supported",
+    "docker-compose.yml": "services beside the harness are not supported",
+    ".dockerignore": "is not followed; remove it, and what it names",
+}
+"""Files in environment/ that change what a Dockerfile means."""
 ROOT_USERS = (None, "root", "0", 0)
 CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
 """Marks benchmark files so that they can be kept out of training data; Harbor shows it to nobody."""
@@ -62,7 +68,10 @@ NO_NETWORK = "there is no network in a sandbox: environment.network_mode, allow_
 OUR_IMAGE = "programs come from the run's image, or from the host: FROM and environment.docker_image are not followed"
 OUR_LIMITS = "sandbox.limits hold for all tasks alike: environment.cpus, memory_mb, storage_mb are not followed"
 NOT_KEPT = "artifacts are not collected"
-ASSUMED = "the run's image is taken to have what the task would install (tasks.assume_image)"
+ASSUMED = (
+    "the run's image is taken to have what the task would install (tasks.assume_image); what RUN would put into the "
+    "workspace is not there"
+)
 
 
 class _Server(msgspec.Struct, forbid_unknown_fields=True):
@@ -249,9 +258,9 @@ def _read_instruction(path: Path) -> str:
 
 
 def _environment(root: Path, config: _Config, assume_image: bool, note: Callable[[str], None]) -> Environment:
-    for name in ("docker-compose.yaml", "docker-compose.yml"):
+    for name, why in UNFOLLOWED.items():
         if (root / "environment" / name).exists():
-            raise Fault(f"{root}/environment/{name}: services beside the harness are not supported")
+            raise Fault(f"{root}/environment/{name}: {why}")
     path = root / DOCKERFILE
     if path.exists():
         made = read_dockerfile(path, assume_image=assume_image)

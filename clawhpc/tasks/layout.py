@@ -31,12 +31,13 @@ class Layout:
     def lay_out(self, files: Mapping[str, str | Path]) -> str:
         """The absolute path of a folder with these files: their paths in it -> a text, or a file or link of the host.
 
-        A file is known by its size and time. Raises `Fault` for one that cannot be read, or that is none, and
-        `UserError` where the cache cannot be written.
+        A file is known by its size and time. Raises `Fault` for one that cannot be read, that is none, or that takes the
+        place of a folder; `UserError` where the cache cannot be written.
         """
-        assert not any(".." in PurePath(name).parts or PurePath(name).is_absolute() for name in files), (
-            "they stay in it"
-        )
+        paths = [PurePath(name) for name in files]
+        assert not any(path.is_absolute() or ".." in path.parts for path in paths), "they stay in the folder"
+        if both := files.keys() & {str(parent) for path in paths for parent in path.parents}:
+            raise Fault(f"{min(both)} is to be a file, and a folder with other files")
         folder = self.root / _digest(files)
         try:
             if not folder.is_dir():

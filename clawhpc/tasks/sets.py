@@ -30,7 +30,7 @@ class TaskSettings:
     """The same to evaluate on, none of whose tasks is in `folder`; None with `folder`: nothing is evaluated."""
     assume_image: bool = False
     """What a task would install (RUN in its Dockerfile, apt-get in its test script) is in `sandbox.image`, or among the
-    host's own programs. Otherwise such a task is faulty."""
+    host's own programs. Otherwise such a task is faulty. It brings nothing into workspaces."""
     mcp: McpSettings = field(default_factory=McpSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     mix: Mix = "turns"

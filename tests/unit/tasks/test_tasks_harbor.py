@@ -138,9 +138,13 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     assert f"{tmp_path}/set/sum/{name}: " in only_fault(tmp_path)
 
 
-def test_services_beside_the_harness_are_a_fault(tmp_path: Path) -> None:
-    (lay_harbor(tmp_path / "set") / "environment/docker-compose.yaml").touch()
-    assert "docker-compose.yaml: services beside the harness are not supported" in only_fault(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "why"), [("docker-compose.yaml", "services beside the harness"), (".dockerignore", "is not followed")]
+)
+def test_what_changes_the_meaning_of_a_dockerfile_is_a_fault(tmp_path: Path, name: str, why: str) -> None:
+    path = lay_harbor(tmp_path / "set") / "environment" / name
+    path.touch()
+    assert only_fault(tmp_path).startswith(f"{path}: {why}")
 
 
 def test_what_an_image_would_have_is_believed_if_the_user_says_so(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def test_what_is_no_file_is_a_fault(tmp_path: Path) -> None:
             Layout(tmp_path / "cache").lay_out({"a": path})
 
 
+def test_a_file_in_the_place_of_a_folder_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="a/b is to be a file, and a folder with other files"):
+        Layout(tmp_path / "cache").lay_out({"a/b": "", "a/b/c/d": ""})
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
     with pytest.raises(UserError, match=f"cannot write tasks to {tmp_path}/cache"):
