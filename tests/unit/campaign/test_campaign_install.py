@@ -39,6 +39,15 @@ def test_a_run_begins_with_a_copy_of_the_policy_as_its_step_zero(tmp_path: Path)
         install_policy(paths, other)
 
 
+def test_a_run_may_begin_with_several(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    for step, weights in enumerate([b"one", b"two"]):
+        source = write_policy(tmp_path / f"source{step}", weights)
+        installed = install_policy(paths, source, step)
+        assert (installed.step, installed.path) == (step, str(paths.policy(step)))
+        assert (paths.policy(step) / "model.safetensors").read_bytes() == weights
+
+
 def test_a_policy_that_was_cut_short_is_copied_again_and_one_that_is_no_longer_whole_is_refused(tmp_path: Path) -> None:
     paths, source = RunPaths(tmp_path / "run"), write_policy(tmp_path / "source", b"one")
     install_policy(paths, source)

@@ -30,6 +30,13 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
         assert second.root.name == "002"
 
 
+def test_a_finished_run_goes_on_where_it_may_be_opened_again(tmp_path: Path) -> None:
+    with open_run(tmp_path, b"a: 1", reopen=True) as first:
+        first.finished.touch()
+    with open_run(tmp_path, b"a: 1", reopen=True) as again:
+        assert again.root == first.root
+
+
 def test_the_thousandth_run_is_a_run_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "999").mkdir()
     for _ in range(2):

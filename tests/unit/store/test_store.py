@@ -30,10 +30,12 @@ from clawhpc.store import (
     read_rollouts,
     read_step,
     release_claims,
+    restore_plan,
     rollout_files,
     seal_group,
     unsealed_groups,
     weights_digest,
+    withdraw_plans,
     write_atomic,
     write_once,
 )
@@ -90,6 +92,26 @@ def test_the_first_plan_of_a_step_wins(tmp_path: Path) -> None:
     first = publish_plan(paths, make_plan(make_group("a")))
     second = publish_plan(paths, make_plan(make_group("b")))
     assert second == first
+
+
+def test_a_plan_that_is_withdrawn_is_found_by_no_worker_until_it_is_restored(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    open_, done, other = (
+        StepPlan(phase=phase, step=step, policy_step=0, temperature=1.0, groups=(make_group(phase=phase, step=step),))
+        for phase, step in (("eval", 0), ("eval", 1), ("train", 0))
+    )
+    for plan in (open_, done, other):
+        publish_plan(paths, plan)
+    for sample in range(2):
+        publish_rollout(paths, make_record(done.groups[0], sample))
+    seal_group(paths, done.groups[0])
+    withdraw_plans(paths, "eval")
+    assert read_plans(paths) == [done, other]
+    assert open_plans(paths) == [other]
+    for plan in (open_, done):
+        assert restore_plan(paths, plan) == plan
+    assert open_plans(paths) == [open_, other]
+    assert restore_plan(paths, dataclasses.replace(open_, step=9)) is None
 
 
 def test_a_group_is_claimed_by_one_worker_and_freed_when_that_worker_is_dead(tmp_path: Path) -> None:
