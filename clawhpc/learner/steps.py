@@ -26,6 +26,7 @@ from clawhpc.learner.batch import Draws, StepTree, TreeBatch, build_batches
 from clawhpc.learner.by_harness import advantages_by_harness, harness_metrics
 from clawhpc.learner.losses import token_weights
 from clawhpc.learner.settings import LearnerSettings
+from clawhpc.learner.verdicts import verdict_metrics
 from clawhpc.records import MACHINE_OUTCOMES, CallRole, RolloutRecord
 from clawhpc.tree.conversation import conversation_turns
 from clawhpc.tree.cut import refuse_large_roles, refuse_long_paths, split_roles
@@ -71,16 +72,7 @@ def build_rl_step(
     pruned = {record.rollout_id: tree for record in records if (tree := _prune(record, credit)) is not None}
     sound = [record for record in records if record.rollout_id in pruned]
     training = [record for record in sound if record.trains]
-    lessons = [
-        _Lesson.of(
-            pruned[record.rollout_id].tree,
-            settings,
-            least_version=step - settings.max_staleness,
-            reward=reward_of(record),
-            harness=record.key.harness,
-        )
-        for record in training
-    ]
+    lessons = [_teach(step, record, pruned[record.rollout_id].tree, settings) for record in training]
     lessons = _weighed(lessons, settings, credit)
     credited = credit_roles(sound, credit, {lesson.whole.rollout_id: _roles(lesson.tree) for lesson in lessons})
     if not credit.needs_critic:
@@ -96,6 +88,7 @@ def build_rl_step(
         **_tree_metrics(step, lessons, taught, rows),
         **_drop_metrics([pruned[record.rollout_id] for record in training]),
         **_drift_metrics(training, pruned),
+        **verdict_metrics(records),
         "tree/refused_rollouts": float(len(records) - len(sound)),
         "collect/retried_share": _share([record.num_attempts > 1 for record in records]),
         "collect/failed_share": _share([record.outcome in MACHINE_OUTCOMES for record in records]),
@@ -185,6 +178,11 @@ class _Lesson:
     def trains(self) -> NDArray[np.bool_]:
         """What counts in the loss."""
         return self.weights > 0
+
+
+def _teach(step: int, record: RolloutRecord, tree: CallTree, settings: LearnerSettings) -> _Lesson:
+    least_version, harness = step - settings.max_staleness, record.key.harness
+    return _Lesson.of(tree, settings, least_version=least_version, reward=reward_of(record), harness=harness)
 
 
 def _weighed(lessons: Sequence[_Lesson], settings: LearnerSettings, credit: CreditSettings) -> list[_Lesson]:
