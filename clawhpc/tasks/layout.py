@@ -31,8 +31,8 @@ class Layout:
     def lay_out(self, files: Mapping[str, str | Path]) -> str:
         """The absolute path of a folder with these files: their paths in it -> a text, or a file or link of the host.
 
-        A file is known by its size and time. Raises `Fault` for one that cannot be read, that is none, or that takes the
-        place of a folder; `UserError` where the cache cannot be written.
+        A file is known by its size and time. Raises `Fault` for one that cannot be read, that is none, or that stands
+        where others need a folder; `UserError` where the cache cannot be written.
         """
         paths = [PurePath(name) for name in files]
         assert not any(path.is_absolute() or ".." in path.parts for path in paths), "they stay in the folder"
