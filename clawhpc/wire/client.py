@@ -155,6 +155,7 @@ def make_reply(
         tool_calls=tuple(ToolCall(id=new_id(), name=name, arguments=arguments) for name, arguments in readable),
         finish_reason=finish,
         stop_sequence=stop_sequence,
+        malformed_calls=len(malformed),
     )
 
 

@@ -192,7 +192,7 @@ def test_a_call_that_no_harness_could_run_is_text_and_a_cut_reply_says_so() -> N
     function = {"name": "run", "arguments": '{"command": "ls'}
     choice = {"message": {"content": "I", "tool_calls": [{"function": function}]}, "finish_reason": "length"}
     answer = client.read_answer(msgspec.json.encode({"choices": [choice]}), ids())
-    assert answer.reply == Reply(text='I\nrun {"command": "ls', finish_reason="length")
+    assert answer.reply == Reply(text='I\nrun {"command": "ls', finish_reason="length", malformed_calls=1)
     assert answer.usage == Usage(input_tokens=0, output_tokens=0)
 
 
