@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,9 +212,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     engines and sandboxes on this machine are gone. UserError, before there is a run, when there are too few tasks to
     evaluate on, or one of them needs what a harness does not have, or a judge where there is none.
     """
-    check_judge(config, (*tasks.train, *tasks.heldout))
-    for name in config.harness.names:
-        check_mcp(ADAPTERS[name], (*tasks.train, *tasks.heldout))
+    check_tasks(config, (*tasks.train, *tasks.heldout))
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     with (
         open_run(folder, msgspec.yaml.encode(config), wait_s=former_turn_s()) as paths,
@@ -235,10 +233,14 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
         )
 
 
-def check_judge(config: RunConfig, tasks: Iterable[TaskSpec]) -> None:
-    """UserError where one of `tasks` needs a judge that is not there, or has no time, or a judge has no key."""
+def check_tasks(config: RunConfig, tasks: Sequence[TaskSpec]) -> None:
+    """UserError where one of `tasks` needs what a harness does not have, or a judge that is not there, has no time or
+    no key.
+    """
     judge_keys(config.verify.judge, os.environ)
     check_rubrics(tasks, config.verify.judge, config.limits)
+    for name in config.harness.names:
+        check_mcp(ADAPTERS[name], tasks)
 
 
 def former_turn_s() -> float:

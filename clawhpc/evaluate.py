@@ -26,7 +26,7 @@ from clawhpc.campaign.install import PolicySource, install_policy
 from clawhpc.campaign.loop import choose_heldout, make_plan
 from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import PolicyChoice
-from clawhpc.config import RunConfig, check_judge, entry_point, former_turn_s
+from clawhpc.config import RunConfig, check_tasks, entry_point, former_turn_s
 from clawhpc.errors import UserError
 from clawhpc.evaluation import (
     Cell,
@@ -41,8 +41,6 @@ from clawhpc.evaluation import (
     lighten,
     make_cells,
 )
-from clawhpc.harness.base import check_mcp
-from clawhpc.harness.registry import ADAPTERS
 from clawhpc.job import as_campaign
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.turn import this_job
@@ -169,7 +167,7 @@ def find_policy(config: RunConfig, choice: PolicyChoice, folder: str | None) -> 
 
 
 def choose_sets(config: RunConfig) -> TasksByName:
-    """Name -> tasks. UserError when there are too few, or one needs what a harness does not have, or a judge."""
+    """Name -> tasks. UserError when there are too few, or as `check_tasks`."""
     cache_dir, num_tasks = Path(config.cache_dir), config.campaign.eval_tasks
     if num_tasks == 0:
         raise UserError("campaign.eval_tasks=0: there is nothing to evaluate on")
@@ -181,10 +179,7 @@ def choose_sets(config: RunConfig) -> TasksByName:
         name: choose_heldout(replace(one, heldout=one.heldout or one.train), num_tasks)
         for name, one in (loaded or {"heldout": load_task_sets(config.tasks, cache_dir)}).items()
     }
-    tasks = [task for one in sets.values() for task in one]
-    check_judge(config, tasks)
-    for harness in config.harness.names:
-        check_mcp(ADAPTERS[harness], tasks)
+    check_tasks(config, [task for tasks in sets.values() for task in tasks])
     return sets
 
 

@@ -23,6 +23,7 @@ from clawhpc.paths import RunPaths
 from clawhpc.proxy.settings import EndpointSettings
 from clawhpc.records import GroupPlan, PolicyVersion, Probe, RolloutRecord, StepPlan, Usage
 from clawhpc.store import publish_policy, read_policy, rollout_files, weights_digest
+from clawhpc.tasks.servers import McpSettings, RunServer
 from clawhpc.tasks.sets import TaskSettings
 from clawhpc.view.__main__ import main as view
 from clawhpc.worker.settings import WorkerSpec
@@ -275,6 +276,7 @@ def make_parent(path: Path) -> Path:
             r"evaluate\.policies\.x=.*no folder matches",
         ),
         ({"campaign": CampaignSettings(eval_tasks=0)}, r"eval_tasks=0: there is nothing"),
+        ({"tasks": TaskSettings(mcp=McpSettings(servers={"lab": RunServer(command=("lab",))}))}, r"pi has no MCP"),
         ({"campaign": CampaignSettings(eval_tasks=3)}, r"eval_tasks=3: there are only 2"),
     ],
 )
