@@ -63,12 +63,13 @@ def show_workspace(task: TaskSpec, workspace: Path, settings: JudgeSettings) -> 
     for found in sorted(files, key=lambda found: (found.state == "as given", found.name)):
         entry = _shown(found, settings.max_file_bytes)
         line = escaped(entry)
+        num_bytes = len(line.encode())
         if NOT_SHOWN in entry:
             named.append(entry)
-        elif len(line) > room:
+        elif num_bytes > room:
             named.append({**_head(found), NOT_SHOWN: "there is no room left"})
         else:
-            room -= len(line)
+            room -= num_bytes
             lines.append(line)
     return [*lines, *_named(sorted(named, key=lambda entry: NOT_SHOWN in entry))]
 
@@ -91,7 +92,7 @@ def _named(named: list[dict[str, Any]]) -> Iterator[str]:
     room = MAX_NAMED_BYTES
     for number, entry in enumerate(named):
         line = escaped(entry)
-        room -= len(line)
+        room -= len(line.encode())
         if room < 0:
             yield escaped({LEFT_OUT: f"{len(named) - number} more entries are not even named"})
             return

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawhpc.ledger import remove_tree
 from clawhpc.records import Criterion, Rubric, TaskSpec, Verifier
 from clawhpc.verify.prompt import BEGIN, END, Case, judge_prompt, prompt_digest
 from clawhpc.verify.settings import JudgeSettings
 from clawhpc.verify.show import CONTROL, MAX_ENTRIES, escaped, show_text, show_workspace
 from tests.fakes.judge_endpoint import RUBRIC, scores
+from tests.fakes.trees import nest
 
 TASK = TaskSpec(task_id="t", instruction="Do it.", input_dir=None, verifier=Verifier(rubric=RUBRIC))
 SETTINGS = JudgeSettings()
@@ -141,6 +143,14 @@ def test_a_workspace_of_very_many_files_is_shown_in_bounded_room(workspace: Path
     lines = show_workspace(TASK, workspace, SETTINGS)
     assert sum(map(len, lines)) < 30_000
     assert "more entries are not even named" in lines[-1]
+
+
+def test_folders_too_deep_for_a_path_are_named_and_not_looked_into(workspace: Path) -> None:
+    nest(workspace, 1600)
+    (entry,) = shown(workspace)
+    assert entry["not_shown"] == "a folder that is not looked into"
+    assert 2900 < len(entry["path"]) < 3100
+    remove_tree(workspace / "in")
 
 
 def test_an_end_of_the_looking_is_said(workspace: Path) -> None:
