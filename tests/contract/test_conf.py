@@ -55,9 +55,10 @@ def overrides_in(page: Path) -> list[list[str]]:
     return [[word for word in command if "=" in word and not word.startswith("-")] for command in commands]
 
 
-def test_every_command_of_the_page_on_clusters_is_one_that_can_be_given() -> None:
-    given = overrides_in(CONF_DIR.parent / "docs/cluster.md")
-    assert len(given) >= 10
+@pytest.mark.parametrize(("page", "num_commands"), [("cluster", 10), ("evaluation", 4)])
+def test_every_command_of_a_page_is_one_that_can_be_given(page: str, num_commands: int) -> None:
+    given = overrides_in(CONF_DIR.parent / f"docs/{page}.md")
+    assert len(given) >= num_commands
     for overrides in given:
         (runs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), max_batch_size=None)
         assert typed(compose_config(*runs[0])), overrides
