@@ -113,7 +113,7 @@ class Endpoint:
                     response = await self._http.post(self._url, content=body)
             except TimeoutError:
                 failure = f"no answer within {self.settings.timeout_s:g} s"
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 failure = f"{type(error).__name__}: {error}"
             else:
                 if response.status_code == httpx2.codes.OK:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
+from urllib.parse import urlsplit
 
 from clawhpc.errors import at_least
 from clawhpc.records import Usage
@@ -51,8 +52,8 @@ class EndpointSettings:
         if bool(self.base_url) != bool(self.model):
             missing = "base_url" if self.model else "model"
             raise ValueError(f"endpoint.{missing} is missing: an endpoint needs base_url and model")
-        if self.base_url and not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"endpoint.base_url={self.base_url}: must begin with http:// or https://")
+        if self.base_url and not _is_url(self.base_url):
+            raise ValueError(f"endpoint.base_url={self.base_url}: must be a URL, http://… or https://…")
         at_least(self, max_concurrency=1, timeout_s=0.001, max_retries=0)
         at_least(self, input_price=0, cached_price=0, output_price=0)
 
@@ -67,3 +68,11 @@ class EndpointSettings:
         tokens = (fresh, usage.cached_tokens, usage.output_tokens)
         prices = (self.input_price, self.cached_price, self.output_price)
         return sum(num * price for num, price in zip(tokens, prices, strict=True)) / MILLION
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of its port
+        return False

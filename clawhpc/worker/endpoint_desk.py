@@ -45,9 +45,9 @@ def read_key(settings: EndpointSettings) -> str | None:
     if settings.api_key_env is None:
         return None
     key = os.environ.get(settings.api_key_env, "").strip()
-    if not key:
+    if not key or not key.isascii():
         raise UserError(
-            f"policy.endpoint.api_key_env={settings.api_key_env}: no such variable on {os.uname().nodename}"
+            f"policy.endpoint.api_key_env={settings.api_key_env}: no such variable, or no key in it, on {os.uname().nodename}"
         )
     return key
 

@@ -128,6 +128,7 @@ async def test_without_a_key_none_is_sent() -> None:
         error(503, "Unavailable"),
         httpx2.ConnectError("refused"),
         httpx2.RemoteProtocolError("cut off"),
+        httpx2.DecodingError("no gzip"),
     ],
 )
 async def test_a_request_that_was_in_vain_is_sent_again_and_the_call_says_so(
@@ -271,6 +272,8 @@ def test_the_endpoint_says_how_long_to_wait(said: str, seconds: float) -> None:
         ({"model": "large"}, "base_url is missing"),
         ({"base_url": "http://endpoint"}, "model is missing"),
         ({"base_url": "endpoint:80", "model": "large"}, "base_url=endpoint:80"),
+        ({"base_url": "http://", "model": "large"}, "base_url=http://"),
+        ({"base_url": "http://endpoint:port", "model": "large"}, "base_url=http://endpoint:port"),
         ({"protocol": "gemini"}, "protocol='gemini': allowed are openai, anthropic"),
         ({"max_retries": -1}, "max_retries=-1"),
         ({"output_price": -1.0}, "output_price=-1"),
