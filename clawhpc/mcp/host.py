@@ -88,7 +88,7 @@ async def open_servers(
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for server in hosted:
                 socket = open_.sockets[server.name]
-                desk = _Desk(server, socket.with_suffix(".d"), dict(environment), fail, open_.traffic)
+                desk = _Desk(server, socket.with_suffix(".d"), environment, fail, open_.traffic)
                 await stack.enter_async_context(_listening(socket, desk, tasks))
             yield open_
             tasks.cancel_scope.cancel()
@@ -155,7 +155,7 @@ class _Desk:
     server: McpServer
     folder: Path
     """For the current directories of its processes."""
-    environment: dict[str, str]
+    environment: Mapping[str, str]
     fail: Fail
     traffic: Traffic
     num_open: int = 0
