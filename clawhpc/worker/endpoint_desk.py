@@ -46,9 +46,8 @@ def read_key(settings: EndpointSettings) -> str | None:
         return None
     key = os.environ.get(settings.api_key_env, "").strip()
     if not key or not key.isascii():
-        raise UserError(
-            f"policy.endpoint.api_key_env={settings.api_key_env}: no such variable, or no key in it, on {os.uname().nodename}"
-        )
+        host = os.uname().nodename
+        raise UserError(f"policy.endpoint.api_key_env={settings.api_key_env}: on {host} this variable holds no key")
     return key
 
 
