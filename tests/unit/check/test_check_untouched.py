@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -7,6 +8,9 @@ from clawhpc.check.survey import Untouched
 from clawhpc.check.untouched import Bench, score_untouched
 from clawhpc.records import ExecResult, TaskSpec
 from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.verify.judge import open_judge
+from clawhpc.verify.settings import JudgeModel, JudgeSettings
+from tests.fakes.judge_endpoint import RUBRIC, judge_endpoint, verdict
 from tests.fakes.records import script_verifier
 from tests.fakes.sandbox import HostSandbox, result
 from tests.fakes.task_sets import write_files
@@ -78,3 +82,14 @@ async def test_no_more_are_scored_at_once_than_was_said(tmp_path: Path) -> None:
     found = await score_untouched(tasks, bench(tmp_path, sandbox=sandbox), lambda count: None)
     assert [one.task_id for one in found] == [task.task_id for task in tasks]
     assert 1 <= sandbox.most <= 2
+
+
+async def test_with_a_judge_rubrics_are_asked_about_too(tmp_path: Path) -> None:
+    scripted = lay_task(tmp_path, "both", "echo 0")
+    both = replace(scripted, verifier=replace(scripted.verifier, rubric=RUBRIC))
+    async with judge_endpoint(verdict(1, 0)) as endpoint:
+        settings = JudgeSettings(models={"one": JudgeModel(name="one", base_url=endpoint.url)})
+        async with open_judge(settings, {}) as judge:
+            (found,) = await score_untouched([both], bench(tmp_path, judge=judge), lambda count: None)
+    assert found.reward == pytest.approx(0.375), "half of what the judge gives, and nothing by the script"
+    assert found.breakdown["script"] == 0.0
