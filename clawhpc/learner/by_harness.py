@@ -45,7 +45,7 @@ def _describe(members: Sequence[RolloutRecord], credit: CreditSettings) -> dict[
         "drawn_tokens": _mean([_num_drawn(member) for member in training]),
         "groups": float(of_groups.num_groups),
         "spread_share": 1.0 - num_skipped / of_groups.num_groups,
-        **{f"{outcome}_share": _mean([member.outcome == outcome for member in members]) for outcome in POLICY_OUTCOMES},
+        **{f"{kind}_share": _mean([member.outcome is kind for member in members]) for kind in sorted(POLICY_OUTCOMES)},
         "left_out_share": _mean([not member.trains for member in members]),
     }
     return described if credit.needs_critic else described | {"advantage_std": of_groups.advantage_std}
