@@ -37,6 +37,9 @@ from clawhpc.store import write_atomic
 
 log = logging.getLogger(__name__)
 
+RETURN_S = 60.0
+"""For what a job has returned to be seen here: so long may a shared file system look away."""
+
 
 def as_campaign(task: Callable[[RunConfig], None]) -> Callable[[RunConfig], None]:
     """`task`, which with `launch=slurm` runs in a job of its own; in a job already, it runs right there.
@@ -69,7 +72,7 @@ def follow_to_the_end(job: SubmittedCampaign, watch_s: float) -> None:
     except KeyboardInterrupt:
         again = f"the same command shows its log again, `scancel {job.job_id}` ends it"
         fail(f"job {job.job_id} goes on: {again}", EXIT_INTERRUPTED)
-    if status.state != "COMPLETED":
+    if status.state != "COMPLETED" or not job.has_returned(within_s=RETURN_S):
         fail(explain_end(job, status, last_line), status.exit_code or EXIT_MACHINE)
 
 
@@ -88,9 +91,10 @@ def submit_job(name: str, config: RunConfig) -> SubmittedCampaign:
 def explain_end(job: SubmittedCampaign, status: JobStatus, last_line: str) -> str:
     """Why a job has not done its work, in its own words if it had any; and if somebody ended it, that it can go on."""
     failed = status.state == "FAILED"
+    lost = ", but Slurm lost its step before the command had ended" if status.state == "COMPLETED" else ""
     why = last_line.removeprefix(FAILED) + ": " if last_line.startswith(FAILED) and failed else ""
     more = "" if failed else "; the same command goes on"
-    return f"{why}job {job.job_id}: {status}; its log is {job.log}{more}"
+    return f"{why}job {job.job_id}: {status}{lost}; its log is {job.log}{more}"
 
 
 def main(name: str, file: str) -> None:

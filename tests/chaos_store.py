@@ -35,6 +35,7 @@ class Tally:
 
 def check_store(paths: RunPaths, journal: Path) -> Tally:
     """Each planned rollout has one record, whole and true; each group its seal; and there is nothing else."""
+    assert paths.finished.exists(), "its command has ended with 0"
     plans = {plan_id: (plan, group) for plan in read_plans(paths) for group in plan.groups for plan_id in ids_of(group)}
     records = {record.rollout_id: record for record in read_rollouts(paths)}
     assert Counter(path.stem for path in rollout_files(paths)) == Counter(plans.keys()), "one file for each"

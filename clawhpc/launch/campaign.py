@@ -37,6 +37,8 @@ DETACHING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, or its loss, says to its commands."""
 LOOK_S = 30.0
 """Between two questions of a job to Slurm whether it still has this one; less than its next turn waits."""
+RETURN_POLL_S = 0.5
+"""Between two looks for what a job has returned."""
 KILL_S = 10.0
 """For the kernel to end a process."""
 
@@ -123,6 +125,18 @@ class SubmittedCampaign:
     def log(self) -> Path:
         """All that it says, in every one of its turns."""
         return Path(JobPaths(self.folder, self.job_id).stdout)
+
+    def has_returned(self, *, within_s: float) -> bool:
+        """Its command has succeeded: submitit has kept what it returned. Another host sees that some time later.
+
+        Slurm's word is not enough: where the daemon of its step dies, srun ends with 0, and the job is COMPLETED.
+        """
+        end = time.monotonic() + within_s
+        while (
+            not (returned := Path(JobPaths(self.folder, self.job_id).result_pickle).exists()) and time.monotonic() < end
+        ):
+            time.sleep(RETURN_POLL_S)
+        return returned
 
 
 def submit_campaign(

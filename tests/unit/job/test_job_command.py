@@ -10,7 +10,7 @@ import pytest
 
 from clawhpc.config import RunConfig, RunSettings
 from clawhpc.estimate.settings import PlanSettings
-from clawhpc.job import as_campaign, explain_end, submit_job
+from clawhpc.job import as_campaign, explain_end, follow_to_the_end, submit_job
 from clawhpc.launch.campaign import SubmittedCampaign
 from clawhpc.launch.settings import LaunchSettings, SlurmSettings
 from clawhpc.launch.states import JobStatus
@@ -73,6 +73,7 @@ def test_each_configuration_and_each_command_has_a_job_of_its_own(
         ),
         (JobStatus(state="FAILED", exit_code=1), "KeyError: 3", "job 7: FAILED; its log is "),
         (JobStatus(state="CANCELLED"), "clawhpc: interrupted", "job 7: CANCELLED; its log is "),
+        (JobStatus(state="COMPLETED", nodes="n1"), "step 1", "job 7: COMPLETED on n1, but Slurm lost its step before "),
     ],
 )
 def test_why_a_job_ended_is_said_in_its_own_words_where_it_had_some(
@@ -81,3 +82,20 @@ def test_why_a_job_ended_is_said_in_its_own_words_where_it_had_some(
     line = explain_end(JOB, status, last_line)
     assert line.startswith(said)
     assert line.endswith("the same command goes on") == (status.state != "FAILED")
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_job_that_slurm_calls_completed_has_done_its_work_only_where_its_command_has_returned(
+    returned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if returned:
+        (tmp_path / "7_0_result.pkl").touch()
+    monkeypatch.setattr("clawhpc.job.follow", lambda job, watch_s: (JobStatus(state="COMPLETED"), "step 1"))
+    monkeypatch.setattr("clawhpc.job.RETURN_S", 0.0)
+    job = SubmittedCampaign(job_id="7", folder=tmp_path, is_new=True)
+    if returned:
+        follow_to_the_end(job, watch_s=1.0)
+    else:
+        with pytest.raises(SystemExit, match="1"):
+            follow_to_the_end(job, watch_s=1.0)
+        assert "the same command goes on" in capsys.readouterr().err
