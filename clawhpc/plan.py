@@ -65,7 +65,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]
 def asked_of(config: RunConfig) -> Asked:
     """What a configuration asks for. UserError where nothing says the shape of its policy."""
     folder = config.policy_folder()
-    shape = config.policy.shape if config.policy.folder is None else None
+    shape = config.policy.shape if config.policy.renderer is None else None  # sft's own has its chat format in it
     return Asked(
         folder=folder,
         decoder=find_decoder(folder, shape),

@@ -6,11 +6,11 @@ bf16, 4 in fp32), T the tokens of a row, and D, Q, K, F, V as in `decoder`:
     held      16 P / R for a network that learns (weights, gradients and AdamW's two moments, all in fp32), 4 P / R for
               the reference of a KL term
     gathered  where networks are sharded: two layers and what is outside of the layers, in c, each with a gradient in c
-              and in fp32
+              and in fp32; else one more gradient of the embedding
     row       one layer's c' T, and with checkpointing c T D more for each layer, without it c' T for each layer
     c'        (4 c + 8) D + (5 c + 4) Q + (c + 4) K + 4 c F; with experts 2 c k D more, and k times what F takes:
               what autograd keeps of a layer, measured with transformers' Qwen3 and Qwen3-MoE
-    logits    `logit_chunk` V (c + 20): logits in c, and five in fp32 on the way to log-probs, entropy and gradient
+    logits    `logit_chunk` V 20: five times in fp32 on the way to log-probs, entropy and gradient
 
 The most at a time is held + gathered + (row + half a layer for its gradients, or row + logits), or AdamW's own 4 P / R
 beside what is held. Policy and critic pass one after the other.
@@ -33,6 +33,8 @@ FP32 = 4
 MOMENTS = 2
 """Numbers that AdamW keeps of a parameter."""
 BYTES = {"float32": 4, "bfloat16": 2}
+LOGITS = 5
+"""So often there are those of a chunk at the same time."""
 GATHERED_LAYERS = 2
 """FSDP gathers the next one while it computes one."""
 GIB = float(1 << 30)
@@ -101,13 +103,13 @@ def learner_memory(decoder: Decoder, learner: LearnerSettings, credit: CreditSet
     inputs = width * decoder.hidden_size * learner.row_tokens
     kept = decoder.num_layers * (inputs if learner.gradient_checkpointing else layer)
     in_work = layer * (1.5 if learner.gradient_checkpointing else 0.5)
-    logits = min(learner.logit_chunk, learner.row_tokens) * decoder.vocab_size * (width + 5 * FP32)
+    logits = min(learner.logit_chunk, learner.row_tokens) * decoder.vocab_size * LOGITS * FP32
     return LearnerMemory(
         weights=part,
         gradients=part,
         moments=MOMENTS * part,
         reference=FP32 * networks.reference / num_ranks,
-        gathered=gathered(decoder, width) if num_ranks > 1 or learner.mixed else 0.0,
+        gathered=gathered(decoder, width) if num_ranks > 1 or learner.mixed else FP32 * decoder.embedding_params,
         activations=kept + in_work,
         logits=kept + logits,
         optimizer=part,

@@ -18,6 +18,7 @@ from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign
 from clawhpc.config import CONF_DIR, RunConfig, typed
+from clawhpc.errors import UserError
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
 from clawhpc.estimate.run import estimate_run
@@ -124,6 +125,13 @@ def test_engine_and_learner_that_share_a_gpu_must_fit_it_together() -> None:
     assert "on one GPU" in line
     less = asked_of(changed(config, "engine.gpu_memory_utilization=0.4"))
     assert find_misfits(less, estimate_run(less)) == ()
+
+
+def test_a_policy_that_is_not_there_is_the_one_that_sft_would_make_unless_it_comes_from_elsewhere() -> None:
+    made = typed(compose_config("experiment=mix_harness", "policy.shape.num_layers=3"))
+    assert asked_of(made).decoder.num_layers == 3
+    with pytest.raises(UserError, match=r"policy\.folder=.*mystery"):
+        asked_of(changed(compose_recipe(SMALLEST), "policy.folder=/models/mystery"))
 
 
 def test_half_the_nodes_hold_the_largest_without_a_critic() -> None:

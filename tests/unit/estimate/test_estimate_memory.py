@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from clawhpc.credit.settings import CreditSettings
@@ -26,6 +29,8 @@ from clawhpc.estimate.memory import (
 )
 from clawhpc.estimate.settings import PlanSettings
 from clawhpc.learner.attention import TreeLayout, use_tree_attention
+from clawhpc.learner.batch import TreeBatch
+from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import create_policy
 from clawhpc.learner.rl_module import RlModule
 from clawhpc.learner.settings import CriticSettings, LearnerSettings, LossSettings
@@ -142,6 +147,74 @@ def test_autograd_keeps_as_much_of_a_layer_as_is_said(decoder: Decoder, dtype: t
     assert (three - one) / 2 / num_tokens == pytest.approx(said, rel=0.06)
 
 
+class Allocations(TorchDispatchMode):
+    """Bytes of all tensors that were made within it and are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.peak = 0, 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if (key := storage._cdata) not in self._known:
+            self._known.add(key)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._forget, key, storage.nbytes())
+
+    def _forget(self, key: int, num_bytes: int) -> None:
+        self._known.discard(key)
+        self.now -= num_bytes
+
+
+def row_of(num_tokens: int, num_trained: int) -> TreeBatch:
+    """One conversation, of which the end trains."""
+    trained_N = torch.arange(num_tokens - num_trained, num_tokens)
+    return TreeBatch(
+        input_ids_BT=torch.arange(num_tokens)[None] % SHAPE.vocab_size,
+        positions_BT=torch.arange(num_tokens)[None],
+        trained_N=trained_N,
+        predecessor_N=trained_N - 1,
+        draw_N=torch.arange(num_trained),
+        layout=TreeLayout.chain(num_tokens),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("num_trained", [8, 512], ids=["by its row", "by its logits"])
+def test_a_pass_over_a_row_takes_as_much_at_its_peak_as_is_said(
+    num_trained: int, again: bool, dtype: torch.dtype
+) -> None:
+    decoder = dataclasses.replace(SHAPE, vocab_size=64 if num_trained == 8 else 8192)
+    model = model_of(decoder, decoder.num_layers, dtype)
+    if again:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    chunk = num_trained
+    policy = TreePolicy(model, num_token_ids=decoder.vocab_size, logit_chunk=chunk, with_values=False)
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    row = row_of(1024, num_trained)
+    with Allocations() as allocations:
+        policy(row).logprobs_N.sum().backward()
+    settings = LearnerSettings(
+        token_budget=1024,
+        logit_chunk=chunk,
+        gradient_checkpointing=again,
+        precision="32-true" if dtype == torch.float32 else "bf16-mixed",
+    )
+    said = learner_memory(decoder, settings, GRPO)
+    assert (said.logits > said.activations) == (num_trained == 512)
+    assert 0.88 < allocations.peak / max(said.activations, said.logits) < 1.05
+
+
 def test_with_checkpointing_a_row_keeps_the_input_of_each_layer_and_what_one_needs() -> None:
     kept = learner_memory(SHAPE, LearnerSettings(token_budget=100), GRPO)
     again = learner_memory(SHAPE, LearnerSettings(token_budget=100, gradient_checkpointing=True), GRPO)
@@ -154,7 +227,7 @@ def test_ranks_share_what_is_held_and_each_gathers_whole_layers() -> None:
     alone = learner_memory(SHAPE, LearnerSettings(), PPO)
     shared = learner_memory(SHAPE, LearnerSettings(devices=4, num_nodes=2), PPO)
     assert shared.held == alone.held / 8
-    assert (alone.gathered, shared.gathered) == (0, gathered(SHAPE, FP32))
+    assert (alone.gathered, shared.gathered) == (FP32 * SHAPE.embedding_params, gathered(SHAPE, FP32))
     assert learner_memory(SHAPE, LearnerSettings(precision="bf16-mixed"), PPO).gathered == gathered(SHAPE, 2)
 
 
