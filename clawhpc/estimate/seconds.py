@@ -83,7 +83,8 @@ def step_seconds(
     token_s = draw_s(decoder, engine, plan, together, tokens, on_gpu=on_gpu[0])
     read_s = 2 * decoder.computed_params / (_engine_tflops(engine, plan, on_gpu[0]) * TERA)
     new = plan.calls * plan.result_tokens * together / engine.data_parallel_size
-    start_s = max(cost.cpu_s for cost in costs) * max(1.0, together / (workers.num_cpus or together))
+    cpu_s = [cost.cpu_s for cost in costs]
+    start_s = max([*cpu_s, sum(cpu_s) / len(cpu_s) * together / (workers.num_cpus or together)])
     reading_s = (max(cost.prompt_tokens for cost in costs) + new) * read_s  # others' prompts are read in between
     rollout = start_s + reading_s + plan.calls * (plan.reply_tokens * token_s + plan.tool_s)
     rounds = ceil(tokens.num_rollouts / (workers.num * together))
