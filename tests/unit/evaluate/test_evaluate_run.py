@@ -292,3 +292,12 @@ def test_the_page_of_a_run_shows_an_evaluation_too(config: RunConfig, capsys: py
     evaluate(config, Workers().open)
     assert view([str(run_of(config).root)]) == 0
     assert "codex" in run_of(config).page.read_text()
+
+
+@pytest.mark.slow
+def test_weights_and_biases_gets_a_row_for_each_cell_offline(config: RunConfig) -> None:
+    evaluate(replace(config, learner=LearnerSettings(wandb="offline")), Workers().open)
+    (table,) = run_of(config).metrics.glob("wandb/offline-run-*/files/media/table/cells_*.table.json")
+    content = json.loads(table.read_text())
+    rows = [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
+    assert {(row["policy"], row["harness"], row["set"]): row["pass@1"] for row in rows} == RATES
