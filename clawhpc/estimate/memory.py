@@ -18,7 +18,6 @@ beside what is held. Policy and critic pass one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -201,15 +200,3 @@ def engine_memory(decoder: Decoder, engine: EngineSettings, plan: PlanSettings, 
         others=others,
         token_bytes=token_bytes,
     )
-
-
-def parts_of(memory: LearnerMemory) -> Mapping[str, float]:
-    """By the names of a table."""
-    return {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "AdamW": memory.moments,
-        "reference": memory.reference,
-        "gathered layers": memory.gathered,
-        "activations": memory.activations,
-    }
