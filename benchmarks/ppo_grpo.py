@@ -30,7 +30,7 @@ from benchmarks.ppo_grpo_runs import (
     make_runs,
     read_result,
 )
-from benchmarks.transfer import NOTES
+from benchmarks.transfer import NOTES, bold
 from clawhpc.passrate import paired_difference
 
 PANELS = {
@@ -104,7 +104,7 @@ def page(study: Study, results: Sequence[Result]) -> Iterator[str]:
     yield ""
     yield (
         f"Faint: as logged, step by step. Strong: the mean over the last {study.window} steps. Intervals are 95 %, by bootstrap over "
-        "the held-out tasks, the difference paired by task: they say what other tasks would have given, not what other seeds would."
+        "the held-out tasks, the difference paired by task, bold where it leaves out 0: they say what other tasks would have given, not what other seeds would."
     )
     yield ""
     yield "## What was learned"
@@ -148,7 +148,7 @@ def rates(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         yield (
             f"| {result.arm.name} | {len(result.steps)} | {result.before.pass_at_1} | {result.after.pass_at_1} | "
-            f"**{result.difference}** | {result.before.num_rollouts}, {result.after.num_rollouts} | "
+            f"{bold(result.difference)} | {result.before.num_rollouts}, {result.after.num_rollouts} | "
             f"{change(result, 'train/reward', '.3f')} |"
         )
     yield ""
@@ -159,7 +159,7 @@ def between(results: Sequence[Result]) -> Iterator[str]:
     of = {(result.arm.algorithm, result.arm.seed): result.final for result in results}
     for seed in dict.fromkeys(result.arm.seed for result in results):
         difference = paired_difference(of["grpo", seed], of["ppo", seed])
-        yield f"- Seed {seed}: pass@1 of PPO minus that of GRPO after training, paired by task: {difference}."
+        yield f"- Seed {seed}: pass@1 of PPO minus that of GRPO after training, paired by task: {bold(difference)}."
     yield ""
 
 
