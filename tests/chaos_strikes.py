@@ -73,12 +73,17 @@ def is_srun(arguments: list[str]) -> bool:
     return Path(arguments[0]).name == "srun"
 
 
-def in_sandboxes(chaos: Chaos, *, verifier: bool) -> list[int]:
-    """What init has started: harnesses, or verifiers, which have a variable that no harness has."""
+def harnesses(chaos: Chaos) -> list[int]:
+    """What init has started, verifiers aside."""
     processes, ours = read_processes(), chaos.processes()
     inits = {pid for pid, arguments in ours.items() if is_init(arguments)}
-    started = [pid for pid in ours if pid in processes and processes[pid].parent in inits]
-    return [pid for pid in started if processes[pid].carries("PYTEST_ADDOPTS=") == verifier]
+    started = {pid: ours[pid] for pid in ours if pid in processes and processes[pid].parent in inits}
+    return [pid for pid, arguments in started.items() if not is_verifier(arguments)]
+
+
+def is_verifier(arguments: list[str]) -> bool:
+    """The script, or what its sandbox is started with: the script alone is over before it is seen."""
+    return any("reward.sh" in one for one in arguments)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -233,9 +238,9 @@ def cut_power(chaos: Chaos, chance: random.Random) -> bool:
 
 
 EVERYWHERE: dict[str, Strike] = {
-    "harness": killing(lambda chaos: in_sandboxes(chaos, verifier=False)),
+    "harness": killing(harnesses),
     "sandbox": killing(among(lambda arguments: is_container(arguments) or is_init(arguments))),
-    "verifier": killing(lambda chaos: in_sandboxes(chaos, verifier=True)),
+    "verifier, with its sandbox": killing(among(is_verifier)),
     "engine": killing(among(is_engine)),
     "worker, with its proxy": killing(among(is_worker)),
     "watchdog of a ledger": kill_watchdog,
