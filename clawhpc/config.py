@@ -321,7 +321,13 @@ def register_defaults() -> None:
     )
     for mapping in free:
         OmegaConf.set_struct(mapping, False)  # its keys are the user's: Hydra takes those that it has not seen
+    ConfigStore.__deepcopy__ = _itself  # type: ignore[attr-defined]
     ConfigStore.instance().store(name="defaults", node=defaults)
+
+
+def _itself(store: ConfigStore, memo: dict[int, object]) -> ConfigStore:
+    """For `copy.deepcopy`: Hydra's --help copies its sources a hundred times, and changes none. 1.6 s of 2.5."""
+    return store
 
 
 @contextmanager
