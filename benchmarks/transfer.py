@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from clawhpc.evaluation import Evaluation, lighten
+from clawhpc.evaluation import lighten
 from clawhpc.harness.registry import ADAPTERS
 from clawhpc.passrate import Estimate, paired_difference, tabulate
 from clawhpc.paths import RunPaths
@@ -62,6 +62,7 @@ ARMS = (
     Arm(key="fresh", name="without cold start, in Claude Code", harnesses=("claude_code",), from_start=False),
 )
 TRAINED = [arm for arm in ARMS if arm.harnesses]
+CHANGED = [arm for arm in TRAINED if arm.from_start]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +208,12 @@ def read_findings(study: Study) -> Findings:
 def read_evaluation(study: Study, seed: int) -> dict[str, list[RolloutRecord]]:
     """Arm -> rollouts. See `Findings.evaluations`."""
     paths = finished_run(study.evaluations(seed))
-    said = msgspec.json.decode(paths.finished.read_bytes(), type=Evaluation)
+    cells = msgspec.json.decode(paths.finished.read_bytes())["cells"]  # as clawhpc.evaluation.Cell
     by_step: defaultdict[int, list[RolloutRecord]] = defaultdict(list)
     for record in map(lighten, read_rollouts(paths, "eval")):
         key = dataclasses.replace(record.key, task_id=f"{seed}/{record.key.task_id}")
         by_step[record.key.step].append(dataclasses.replace(record, key=key))
-    return {cell.policy: by_step[cell.step] for cell in said.cells}
+    return {cell["policy"]: by_step[cell["step"]] for cell in cells}
 
 
 def read_steps(study: Study, arm: Arm, seed: int) -> list[dict[str, str]]:
@@ -227,7 +228,7 @@ def read_steps(study: Study, arm: Arm, seed: int) -> list[dict[str, str]]:
 
 
 def plot(found: Findings, file: Path) -> None:
-    """A panel for each harness of the evaluations: what each arm has gained there, over all seeds and in each."""
+    """A panel for each harness of the evaluations: what the start has gained there, over all seeds and in each."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -235,7 +236,7 @@ def plot(found: Findings, file: Path) -> None:
 
     figure, panels = plt.subplots(1, len(HARNESSES), figsize=(11, 3.2), sharex=True, sharey=True, layout="constrained")
     for axes, (harness, name) in zip(panels, HARNESSES.items(), strict=True):
-        for place, arm in enumerate(TRAINED):
+        for place, arm in enumerate(CHANGED):
             gain = found.gain(arm.key, START, harness)
             spread = [[gain.mean - gain.low], [gain.high - gain.mean]]
             met = harness in arm.harnesses
@@ -246,7 +247,7 @@ def plot(found: Findings, file: Path) -> None:
         axes.set(title=f"evaluated in {name}", xlabel="gain in pass@1 over the start")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", alpha=0.25)
-    panels[0].set_yticks(range(len(TRAINED)), [arm.name for arm in TRAINED])
+    panels[0].set_yticks(range(len(CHANGED)), [arm.name for arm in CHANGED])
     panels[0].invert_yaxis()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
@@ -276,7 +277,7 @@ def page(found: Findings) -> Iterator[str]:
     yield from table(ARMS, lambda arm, harness: str(found.rate(arm.key, harness) or "—"))
     yield "## What training has changed: pass@1 minus that of the start"
     yield ""
-    yield from table(TRAINED, lambda arm, harness: bold(found.gain(arm.key, START, harness)))
+    yield from table(CHANGED, lambda arm, harness: bold(found.gain(arm.key, START, harness)))
     yield "## Against training in the open loop: pass@1 minus that of the arm trained in whitebox"
     yield ""
     others = [arm for arm in TRAINED if arm.key != OPEN_LOOP]
