@@ -342,8 +342,7 @@ def price_of(answerer: Answerer) -> Price | None:
     """Of a model behind an API, where its prices are set. What a policy of ours costs is no matter of dollars here."""
     if not isinstance(answerer, EndpointSettings):
         return None
-    is_known = answerer.input_price or answerer.cached_price or answerer.output_price
-    return answerer.cost if is_known else None
+    return answerer.cost_usd if answerer.are_known else None
 
 
 def spell_source(answerer: Answerer) -> str:

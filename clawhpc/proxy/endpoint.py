@@ -6,6 +6,7 @@ The time that takes is in the call's incidents, so that a harness whose time has
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import anyio
 import httpx2
 import msgspec
 
+from clawhpc.api.client import Api, ApiAnswer, NoAnswer
 from clawhpc.engine.render import RecordedReply
 from clawhpc.errors import EngineError, UserError
 from clawhpc.proxy.respond import Draw, Prompt, Response
@@ -27,8 +29,6 @@ from clawhpc.wire.client import Answer, Ask, ClientProtocol, error_message, over
 from clawhpc.wire.openai_chat_client import OpenAIChatClient
 
 PROTOCOLS: dict[EndpointProtocol, ClientProtocol] = {"openai": OpenAIChatClient(), "anthropic": AnthropicClient()}
-SENT_AGAIN = frozenset({408, 409, 425, 429})
-"""Statuses that pass by themselves, beside all of the server's own failures."""
 NO_FIT = frozenset({400, 413, 422})
 """Statuses with which providers say that a prompt does not fit."""
 FIRST_WAIT_S = 1.0
@@ -60,10 +60,14 @@ class Endpoint:
         assert settings.model is not None, "an endpoint that is set has one"
         self.settings, self.model, self.window = settings, settings.model, window
         self._protocol = PROTOCOLS[settings.protocol]
-        self._key, self._first_wait_s = key, first_wait_s
-        self._url = settings.base_url.rstrip("/") + self._protocol.path
-        headers = {"content-type": "application/json", **self._protocol.headers(key)}
-        self._http = httpx2.AsyncClient(headers=headers, transport=transport, timeout=None)
+        self._first_wait_s = first_wait_s
+        self._api = Api(
+            settings.base_url.rstrip("/") + self._protocol.path,
+            key,
+            self._protocol.headers(key),
+            proxy=settings.proxy,
+            transport=transport,
+        )
         self._slots = anyio.CapacityLimiter(settings.max_concurrency)
 
     async def __aenter__(self) -> Endpoint:
@@ -72,7 +76,7 @@ class Endpoint:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._api.__aexit__(kind, error, trace)
 
     async def ask(
         self, conversation: Conversation, ask: Ask, *, new_id: Callable[[], str], note: Callable[[str], None]
@@ -88,7 +92,7 @@ class Endpoint:
         try:
             return self._protocol.read_answer(answer, new_id)
         except ValueError as error:
-            raise EngineError(self._safe(f"{self._url}: {error}")) from error
+            raise EngineError(f"{self._api.url}: {self._api.words(str(error))}") from error
 
     async def check(self) -> None:
         """Raise UserError where even the shortest request is refused, EngineError where none is answered."""
@@ -107,48 +111,33 @@ class Endpoint:
     async def _post(self, body: bytes, note: Callable[[str], None]) -> bytes:
         """The body of an answer of status 200."""
         for num_tries in count(1):
-            headers: Mapping[str, str] = {}
+            wait_s = self._first_wait_s * 2 ** (num_tries - 1)
             try:
-                with anyio.fail_after(self.settings.timeout_s):
-                    response = await self._http.post(self._url, content=body)
-            except TimeoutError:
-                failure = f"no answer within {self.settings.timeout_s:g} s"
-            except httpx2.RequestError as error:
-                failure = f"{type(error).__name__}: {error}"
+                answer = await self._api.post(body, timeout_s=self.settings.timeout_s)
+            except NoAnswer as error:
+                failure = f"{self._api.url}: {error}"
             else:
-                if response.status_code == httpx2.codes.OK:
-                    return response.content
-                failure, headers = self._judge(response), response.headers
-            failure = self._safe(f"{self._url}: {failure}")
+                if answer.is_ok:
+                    return answer.content
+                failure = f"{self._api.url}: {self._judge(answer)}"
+                said_s = answer.retry_after_s(time.time())
+                wait_s = wait_s if said_s is None else said_s
             if num_tries > self.settings.max_retries:
                 raise EngineError(f"asked {num_tries} times in vain, at last {failure}")
-            wait_s = wait_before_next(headers, self._first_wait_s * 2 ** (num_tries - 1))
+            wait_s = min(wait_s, MAX_WAIT_S)
             note(f"try {num_tries} was in vain: {failure}; the next one after {wait_s:.1f} s")
             await anyio.sleep(wait_s)
         raise AssertionError("a count has no end")
 
-    def _judge(self, response: httpx2.Response) -> str:
+    def _judge(self, answer: ApiAnswer) -> str:
         """What went wrong, where the same may be sent again; else it is raised."""
-        message = error_message(response.content)
-        failure = f"{response.status_code} {message}"
-        if response.status_code in SENT_AGAIN or response.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+        message = error_message(answer.content)
+        failure = f"{answer.status} {self._api.words(message)}"
+        if answer.passes:
             return failure
-        if response.status_code in NO_FIT and (overflow := overflow_of(message, self.window)) is not None:
+        if answer.status in NO_FIT and (overflow := overflow_of(message, self.window)) is not None:
             raise overflow
-        raise EndpointRefused(self._safe(f"{self._url} refuses what it is sent: {failure}"))
-
-    def _safe(self, message: str) -> str:
-        """Without the key, which some servers repeat."""
-        return message.replace(self._key, "***") if self._key else message
-
-
-def wait_before_next(headers: Mapping[str, str], otherwise_s: float) -> float:
-    """Seconds until the next try: as the endpoint says, if it does, in seconds; a date is as good as nothing said."""
-    try:
-        wait_s = float(headers.get("retry-after", ""))
-    except ValueError:
-        wait_s = otherwise_s
-    return min(max(0.0, wait_s), MAX_WAIT_S)
+        raise EndpointRefused(f"{self._api.url} refuses what it is sent: {failure}")
 
 
 @dataclass(frozen=True, kw_only=True)

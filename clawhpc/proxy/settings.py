@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
-from urllib.parse import urlsplit
 
+from clawhpc.api.settings import Prices, check_url
 from clawhpc.errors import at_least
-from clawhpc.records import Usage
 
 EndpointProtocol = Literal["openai", "anthropic"]
 """Chat Completions, or Messages."""
-MILLION = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
+class EndpointSettings(Prices):
     """A model at an endpoint, how it is asked, and what it costs.
 
     Where `WorkerSpec.endpoint.is_set`, a worker has an `EndpointDesk` in place of a `PolicyDesk`: no engine is started,
@@ -29,6 +27,8 @@ class EndpointSettings:
     """As the endpoint calls it."""
     api_key_env: str | None = None
     """Name of the environment variable in which a worker finds the key; None: the endpoint wants none."""
+    proxy: str | None = None
+    """HTTP proxy through which the endpoint is reached, where there is no other way out."""
     max_concurrency: int = 8
     """Requests of one worker at a time."""
     timeout_s: float = 300.0
@@ -39,40 +39,20 @@ class EndpointSettings:
     """How openai endpoints call the bound of a reply: its own models know the one, some other servers the other."""
     leave_out: tuple[str, ...] = ()
     """Request fields that the model refuses, such as `temperature` or `seed`: they are not sent."""
-    input_price: float = 0.0
-    """USD for a million input tokens that are not cached."""
-    cached_price: float = 0.0
-    """USD for a million input tokens that the endpoint has in its cache."""
-    output_price: float = 0.0
-    """USD for a million output tokens, reasoning included."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.protocol not in get_args(EndpointProtocol):
             raise ValueError(f"protocol={self.protocol!r}: allowed are {', '.join(get_args(EndpointProtocol))}")
         if bool(self.base_url) != bool(self.model):
             missing = "base_url" if self.model else "model"
             raise ValueError(f"endpoint.{missing} is missing: an endpoint needs base_url and model")
-        if self.base_url and not _is_url(self.base_url):
-            raise ValueError(f"endpoint.base_url={self.base_url}: must be a URL, http://… or https://…")
+        for name, url in (("endpoint.base_url", self.base_url), ("endpoint.proxy", self.proxy)):
+            if url:
+                check_url(name, url)
         at_least(self, max_concurrency=1, timeout_s=0.001, max_retries=0)
-        at_least(self, input_price=0, cached_price=0, output_price=0)
 
     @property
     def is_set(self) -> bool:
         """The endpoint answers, not a policy."""
         return bool(self.model)
-
-    def cost(self, usage: Usage) -> float:
-        """USD."""
-        fresh = usage.input_tokens - usage.cached_tokens
-        tokens = (fresh, usage.cached_tokens, usage.output_tokens)
-        prices = (self.input_price, self.cached_price, self.output_price)
-        return sum(num * price for num, price in zip(tokens, prices, strict=True)) / MILLION
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of its port
-        return False

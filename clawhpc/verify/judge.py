@@ -12,38 +12,32 @@ It runs on the worker's host. Neither the rubric nor the key is ever in a sandbo
 
 from __future__ import annotations
 
-import math
 import random
 import secrets
-import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from functools import cache
 from itertools import count
 from statistics import fmean
 from typing import Any
 
 import anyio
-import httpx2
 import msgspec
 
+from clawhpc.api.client import Api, ApiAnswer, NoAnswer
 from clawhpc.errors import VerifierError, ungrouped
 from clawhpc.records import Judgement, Opinion, Rubric, Usage
 from clawhpc.verify.prompt import BadAnswer, Case, JudgePrompt, answer_schema, judge_prompt, prompt_digest, read_answer
 from clawhpc.verify.score import agreement, spread, weighted_mean
 from clawhpc.verify.settings import JudgeModel, JudgeSettings
+from clawhpc.wire.openai_chat_client import OpenAIChatClient, read_completion
 
+CHAT = OpenAIChatClient()
 NONCE_BYTES = 16
 """Nobody guesses them."""
 SCHEMA_REFUSED = frozenset({400, 422})
 """What endpoints answer that do not know `response_format`; they are asked without it."""
-ASK_AGAIN = frozenset({408, 409, 425, 429})
-"""Beside the server's own errors, statuses that say nothing of the request."""
-MAX_REASON_CHARS = 300
-"""Of an endpoint's own words, in an error."""
 
 
 class Unanswered(Exception):
@@ -68,7 +62,7 @@ class Bill:
 
     def add(self, model: JudgeModel, usage: Usage | None) -> None:
         """One answer; None where its endpoint does not say what it took."""
-        cost = None if usage is None else model.cost_usd(usage)
+        cost = model.cost_usd(usage) if usage is not None and model.are_known else None
         self.cost_usd = None if cost is None or self.cost_usd is None else self.cost_usd + cost
         if usage is not None:
             self.usage = Usage(
@@ -86,27 +80,25 @@ class Bill:
 class JudgeEndpoint:
     """One model, asked over HTTP."""
 
-    def __init__(self, model: JudgeModel, key: str | None, http: httpx2.AsyncClient) -> None:
+    def __init__(self, model: JudgeModel, api: Api) -> None:
         self.model = model
-        self._key = key
-        self._http = http
+        self._api = api
         self._takes_schema = True
         """False once it has refused a JSON schema, and answered without."""
 
     async def ask(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, *, timeout_s: float) -> Opinion:
         """An opinion. `Unanswered` when there is none within `timeout_s`."""
         try:
-            with anyio.fail_after(timeout_s):
-                response = await self._post(prompt, rubric, bill)
-        except TimeoutError as error:
-            raise Unanswered(f"no answer within {timeout_s:g} s") from error
-        except httpx2.RequestError as error:
-            raise Unanswered(self._words(f"{type(error).__name__}: {error}")) from error
-        if response.status_code != httpx2.codes.OK:
-            raise self._fault(response)
-        return self._read(response, rubric, bill)
+            answer = await self._post(prompt, rubric, bill, anyio.current_time() + timeout_s)
+        except NoAnswer as error:
+            raise Unanswered(str(error)) from error
+        if not answer.is_ok:
+            words = self._api.words(answer.content.decode(errors="replace"))
+            wait_s = answer.retry_after_s(time.time()) or 0.0
+            raise Unanswered(f"status {answer.status}: {words}", again=answer.passes, wait_s=wait_s)
+        return self._read(answer.content, rubric, bill)
 
-    async def _post(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill) -> httpx2.Response:
+    async def _post(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, deadline: float) -> ApiAnswer:
         """The answer to a request with a schema, or without where the endpoint does not know them."""
         body: dict[str, Any] = {
             "model": self.model.name,
@@ -118,47 +110,33 @@ class JudgeEndpoint:
         if self._takes_schema:
             named = {"name": "scores", "strict": True, "schema": answer_schema(rubric)}
             told = {**body, "response_format": {"type": "json_schema", "json_schema": named}}
-            response = await self._send(told, bill)
-            if response.status_code not in SCHEMA_REFUSED:
-                return response
-        response = await self._send(body, bill)
-        if response.status_code == httpx2.codes.OK:
+            answer = await self._send(told, bill, deadline)
+            if answer.status not in SCHEMA_REFUSED:
+                return answer
+        answer = await self._send(body, bill, deadline)
+        if answer.is_ok:
             self._takes_schema = False
-        return response
+        return answer
 
-    async def _send(self, body: dict[str, Any], bill: Bill) -> httpx2.Response:
+    async def _send(self, body: dict[str, Any], bill: Bill, deadline: float) -> ApiAnswer:
         bill.num_requests += 1
-        headers = {"content-type": "application/json"}
-        if self._key is not None:
-            headers["authorization"] = f"Bearer {self._key}"
-        return await self._http.post("chat/completions", content=msgspec.json.encode(body), headers=headers)
+        return await self._api.post(msgspec.json.encode(body), timeout_s=deadline - anyio.current_time())
 
-    def _fault(self, response: httpx2.Response) -> Unanswered:
-        again = response.status_code >= 500 or response.status_code in ASK_AGAIN
-        wait_s = retry_after_s(response.headers.get("retry-after", ""), time.time())
-        words = self._words(response.content.decode(errors="replace"))
-        return Unanswered(f"status {response.status_code}: {words}", again=again, wait_s=wait_s)
-
-    def _read(self, response: httpx2.Response, rubric: Rubric, bill: Bill) -> Opinion:
+    def _read(self, content: bytes, rubric: Rubric, bill: Bill) -> Opinion:
         try:
-            answer = msgspec.json.decode(response.content, type=_Answer)
-            choice = answer.choices[0]
-        except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:
-            words = self._words(response.content.decode(errors="replace"))
-            raise Unanswered(f"no chat completion ({error}): {words}") from error
-        bill.add(self.model, answer.usage.as_record() if answer.usage is not None else None)
+            completion = read_completion(content)
+        except ValueError as error:
+            raise Unanswered(self._api.words(str(error))) from error
+        bill.add(self.model, completion.counted)
+        choice = completion.choices[0]
         if choice.message.refusal or choice.finish_reason == "content_filter":
-            raise Unanswered(f"it refused: {self._words(choice.message.refusal or 'content filter')}", again=False)
+            words = self._api.words(choice.message.refusal or "content filter")
+            raise Unanswered(f"it refused: {words}", again=False)
         try:
             return read_answer(rubric, self.model.name, choice.message.content or "")
         except BadAnswer as error:
             cut = f"cut at max_tokens={self.model.max_tokens}, " if choice.finish_reason == "length" else ""
-            raise Unanswered(f"{cut}{self._words(str(error))}") from error
-
-    def _words(self, text: str) -> str:
-        """Of the endpoint's, on one line; never the key, which some repeat."""
-        text = text.replace(self._key, "***") if self._key else text
-        return " ".join(text.split())[:MAX_REASON_CHARS]
+            raise Unanswered(f"{cut}{self._api.words(str(error))}") from error
 
 
 class Judge:
@@ -211,30 +189,11 @@ async def open_judge(settings: JudgeSettings, keys: Mapping[str, str]) -> AsyncI
     async with AsyncExitStack() as stack:
         endpoints = []
         for model in settings.models.values():
-            http = httpx2.AsyncClient(
-                base_url=model.base_url, proxy=model.proxy, verify=_certificates(), timeout=None, trust_env=False
-            )
             key = keys[model.api_key_env] if model.api_key_env is not None else None
-            endpoints.append(JudgeEndpoint(model, key, await stack.enter_async_context(http)))
+            url = model.base_url.rstrip("/") + CHAT.path
+            api = await stack.enter_async_context(Api(url, key, CHAT.headers(key), proxy=model.proxy))
+            endpoints.append(JudgeEndpoint(model, api))
         yield Judge(settings, endpoints) if endpoints else None
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Loading them takes 60 ms, so once for all."""
-    return httpx2.create_ssl_context(trust_env=False)
-
-
-def retry_after_s(header: str, now: float) -> float:
-    """Seconds to wait, of a Retry-After header in either of its forms; 0 for one that cannot be read."""
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(header).timestamp() - now
-        except ValueError:
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
 def _judgement(rubric: Rubric, opinions: Sequence[Opinion], bill: Bill) -> Judgement:
@@ -249,37 +208,3 @@ def _judgement(rubric: Rubric, opinions: Sequence[Opinion], bill: Bill) -> Judge
         usage=bill.usage,
         cost_usd=bill.cost_usd,
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A chat completion, as far as it is read
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    refusal: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: _Details | None = None
-
-    def as_record(self) -> Usage:
-        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-        return Usage(input_tokens=self.prompt_tokens, output_tokens=self.completion_tokens, cached_tokens=cached or 0)
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None

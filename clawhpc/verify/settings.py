@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
 
+from clawhpc.api.settings import Prices, check_url, read_key
 from clawhpc.errors import UserError, at_least
-from clawhpc.records import TEARDOWN_S, Limits, TaskSpec, Usage
+from clawhpc.records import TEARDOWN_S, Limits, TaskSpec
 
-MILLION = 1_000_000
 EXAMPLE = "verify.judge.models={mine: {name: NAME, base_url: 'https://HOST/v1'}}"
 """On the command line, in quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeModel:
+class JudgeModel(Prices):
     """A model behind any OpenAI-compatible endpoint, and what it costs."""
 
     name: str
@@ -33,29 +32,13 @@ class JudgeModel:
     """Of one reply, what a model thinks before it answers included."""
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
     """How the endpoint calls that bound: most know this one; OpenAI's own models the other."""
-    input_price: float | None = None
-    """USD for a million input tokens that are not cached; None: not known, and the cost neither."""
-    cached_price: float | None = None
-    """USD for a million input tokens that the endpoint has in its cache; None: `input_price`."""
-    output_price: float | None = None
-    """USD for a million output tokens, reasoning included."""
 
     def __post_init__(self) -> None:
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
-            raise ValueError(f"base_url={self.base_url}: must be http://HOST:PORT/… or https://…")
-        at_least(self, max_tokens=1)
-        prices = ("temperature", "input_price", "cached_price", "output_price")
-        at_least(self, **{name: 0.0 for name in prices if getattr(self, name) is not None})
-
-    def cost_usd(self, usage: Usage) -> float | None:
-        """Of `usage`; None where a price is not known."""
-        if self.input_price is None or self.output_price is None:
-            return None
-        cached_price = self.input_price if self.cached_price is None else self.cached_price
-        tokens = (usage.input_tokens - usage.cached_tokens, usage.cached_tokens, usage.output_tokens)
-        prices = (self.input_price, cached_price, self.output_price)
-        return sum(num * price for num, price in zip(tokens, prices, strict=True)) / MILLION
+        super().__post_init__()
+        check_url("base_url", self.base_url)
+        if self.proxy is not None:
+            check_url("proxy", self.proxy)
+        at_least(self, max_tokens=1, **({} if self.temperature is None else {"temperature": 0.0}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +100,11 @@ class VerifySettings:
 
 def judge_keys(settings: JudgeSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """The API keys that the judges need, by name of their variable. UserError when one is not set."""
-    keys: dict[str, str] = {}
-    for label, model in settings.models.items():
-        if model.api_key_env is not None:
-            keys[model.api_key_env] = environment.get(model.api_key_env, "")
-            if not keys[model.api_key_env]:
-                raise UserError(f"verify.judge.models.{label}.api_key_env={model.api_key_env}: no such variable is set")
-    return keys
+    return {
+        model.api_key_env: read_key(f"verify.judge.models.{label}.api_key_env", model.api_key_env, environment)
+        for label, model in settings.models.items()
+        if model.api_key_env is not None
+    }
 
 
 def check_rubrics(tasks: Iterable[TaskSpec], settings: JudgeSettings, limits: Limits) -> None:

@@ -30,9 +30,6 @@ OVERFLOW_WORDS = re.compile(
     r"context_length_exceeded|maximum context length|prompt is too long|context[ _](window|limit|size)", re.IGNORECASE
 )
 """The same, where they do not."""
-MAX_MESSAGE = 500
-"""Characters of a provider's error that are passed on."""
-
 T = TypeVar("T")
 
 
@@ -129,7 +126,7 @@ def decode_answer(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(mend_surrogates(body))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"not an answer of this protocol: {error}: {_shortened(body)}") from error
+        raise ValueError(f"not an answer of this protocol: {error}: {_on_one_line(body)}") from error
 
 
 def make_reply(
@@ -173,17 +170,17 @@ def _is_object(arguments: str) -> bool:
 
 
 def error_message(body: bytes) -> str:
-    """What an error says, in one line, in whichever form providers and servers have for it."""
+    """What an error says, on one line, whole, in whichever form providers and servers have for it."""
     try:
         value: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return _shortened(body)
+        return _on_one_line(body)
     inner = value.get("error", value) if isinstance(value, dict) else value
     if isinstance(inner, dict) and isinstance(inner.get("message"), str):
         code = inner.get("code") or inner.get("type")
         said = f"{code}: {inner['message']}" if isinstance(code, str) else inner["message"]
-        return " ".join(said.split())[:MAX_MESSAGE]
-    return _shortened(body)
+        return " ".join(said.split())
+    return _on_one_line(body)
 
 
 def overflow_of(message: str, window: int) -> ContextOverflow | None:
@@ -195,5 +192,5 @@ def overflow_of(message: str, window: int) -> ContextOverflow | None:
     return ContextOverflow(window + 1, window) if OVERFLOW_WORDS.search(message) else None
 
 
-def _shortened(body: bytes) -> str:
-    return " ".join(body.decode(errors="replace").split())[:MAX_MESSAGE]
+def _on_one_line(body: bytes) -> str:
+    return " ".join(body.decode(errors="replace").split())

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from clawhpc.records import Conversation, Message, Tool, Usage
 from clawhpc.wire.base import Json
 from clawhpc.wire.client import Answer, Ask, decode_answer, make_reply, read_arguments, with_own_ids
+
+NO_USAGE = Usage(input_tokens=0, output_tokens=0)
+"""Where an endpoint counts nothing."""
 
 
 class OpenAIChatClient:
@@ -39,9 +42,7 @@ class OpenAIChatClient:
 
     def read_answer(self, body: bytes, new_id: Callable[[], str]) -> Answer:
         """A `ChatCompletion`."""
-        answer = decode_answer(body, _decoder)
-        if not answer.choices:
-            raise ValueError("an answer without choices")
+        answer = read_completion(body)
         choice = answer.choices[0]
         said = choice.message
         reply = make_reply(
@@ -51,7 +52,7 @@ class OpenAIChatClient:
             new_id=new_id,
             cut=choice.finish_reason == "length",
         )
-        return Answer(reply=reply, usage=_usage(answer.usage), model=answer.model)
+        return Answer(reply=reply, usage=answer.counted or NO_USAGE, model=answer.model)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,21 +112,34 @@ class _Details(Struct):
 
 
 class _Usage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
-class _Completion(Struct):
+class Completion(Struct):
+    """A `ChatCompletion`, as far as it is read."""
+
     choices: list[_Choice]
     model: str = ""
-    usage: _Usage | None = field(default_factory=_Usage)
+    usage: _Usage | None = None
+
+    @property
+    def counted(self) -> Usage | None:
+        """What it took, where the endpoint says so."""
+        used = self.usage
+        if used is None or used.prompt_tokens is None or used.completion_tokens is None:
+            return None
+        cached = used.prompt_tokens_details.cached_tokens if used.prompt_tokens_details else None
+        return Usage(input_tokens=used.prompt_tokens, output_tokens=used.completion_tokens, cached_tokens=cached or 0)
 
 
-def _usage(usage: _Usage | None) -> Usage:
-    counted = usage or _Usage()
-    cached = counted.prompt_tokens_details.cached_tokens if counted.prompt_tokens_details else None
-    return Usage(input_tokens=counted.prompt_tokens, output_tokens=counted.completion_tokens, cached_tokens=cached or 0)
+def read_completion(body: bytes) -> Completion:
+    """The body of an answer, with one choice at least. ValueError where it is none."""
+    completion = decode_answer(body, _decoder)
+    if not completion.choices:
+        raise ValueError("an answer without choices")
+    return completion
 
 
-_decoder = msgspec.json.Decoder(_Completion)
+_decoder = msgspec.json.Decoder(Completion)

@@ -10,12 +10,12 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from clawhpc.errors import EngineError, UserError
+from clawhpc.api.settings import read_key
+from clawhpc.errors import EngineError
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.endpoint import Endpoint, EndpointResponder
 from clawhpc.proxy.respond import Responder, ScriptedResponder
-from clawhpc.proxy.settings import EndpointSettings
 from clawhpc.records import GroupPlan, StepPlan
 from clawhpc.tasks.oracle import oracle_reply, task_solution
 from clawhpc.worker.desk import Desk, PolicyDesk
@@ -36,19 +36,10 @@ async def open_desk(
     if not spec.endpoint.is_set:
         yield PolicyDesk(spec, paths, worker_id, ledger, tasks)
         return
-    async with Endpoint(spec.endpoint, read_key(spec.endpoint), window=spec.engine.max_model_len) as endpoint:
+    variable = spec.endpoint.api_key_env
+    key = read_key("policy.endpoint.api_key_env", variable, os.environ) if variable is not None else None
+    async with Endpoint(spec.endpoint, key, window=spec.engine.max_model_len) as endpoint:
         yield EndpointDesk(spec, endpoint)
-
-
-def read_key(settings: EndpointSettings) -> str | None:
-    """The key, from this process's environment: it is in no configuration, record or message. UserError without it."""
-    if settings.api_key_env is None:
-        return None
-    key = os.environ.get(settings.api_key_env, "").strip()
-    if not key or not key.isascii():
-        host = os.uname().nodename
-        raise UserError(f"policy.endpoint.api_key_env={settings.api_key_env}: on {host} this variable holds no key")
-    return key
 
 
 class EndpointDesk:

@@ -11,13 +11,15 @@ import httpx2
 import msgspec
 import pytest
 
+from clawhpc.api.client import MAX_WORDS
 from clawhpc.errors import EngineError, UserError
-from clawhpc.proxy.endpoint import MAX_WAIT_S, Endpoint, EndpointResponder, wait_before_next
+from clawhpc.proxy.endpoint import MAX_WAIT_S, Endpoint, EndpointResponder
 from clawhpc.proxy.session import Session, derive_seed
 from clawhpc.proxy.settings import EndpointProtocol, EndpointSettings
-from clawhpc.records import CallRecord, Limits, Reply, ToolCall, Usage
+from clawhpc.records import CallRecord, Conversation, Limits, Message, Reply, ToolCall
 from clawhpc.tree.prune import prune_tree
 from clawhpc.wire.base import ContextOverflow, WireError
+from clawhpc.wire.client import Ask
 from tests.fakes.caller import ask, open_call, session_of, tool_result, user
 from tests.fakes.upstream import MODEL, USAGE, Upstream
 
@@ -259,11 +261,24 @@ async def test_a_check_says_in_one_line_what_the_endpoint_refuses() -> None:
             await endpoint.check()
 
 
-@pytest.mark.parametrize(
-    ("said", "seconds"), [("2", 2.0), ("0.5", 0.5), ("", 4.0), ("Wed, 21 Oct 2026", 4.0), ("1e9", MAX_WAIT_S)]
-)
-def test_the_endpoint_says_how_long_to_wait(said: str, seconds: float) -> None:
-    assert wait_before_next({"retry-after": said}, 4.0) == seconds
+@pytest.mark.parametrize(("said", "wait"), [("0", "0.0 s"), ("", "0.0 s"), ("1e9", f"{MAX_WAIT_S:.1f} s")])
+async def test_the_endpoint_says_how_long_to_wait_but_not_for_ever(said: str, wait: str) -> None:
+    upstream, notes = Upstream(failures=[error(429, "Slow down", **{"retry-after": said})]), []
+    conversation = Conversation(model="", messages=(Message(role="user", text="hi"),))
+    request = Ask(model="large", max_tokens=1, temperature=1.0, seed=0)
+    async with endpoint_of(upstream) as endpoint:
+        with anyio.move_on_after(0.5):
+            await endpoint.ask(conversation, request, new_id=str, note=notes.append)
+    assert notes[0].endswith(f"the next one after {wait}")
+    assert len(upstream.bodies) == (1 if said == "1e9" else 2)
+
+
+async def test_a_key_is_out_of_a_message_before_that_is_cut() -> None:
+    upstream = Upstream(failures=[error(401, "x" * (MAX_WORDS - 20) + f" no such key: {KEY}")])
+    async with endpoint_of(upstream) as endpoint:
+        with pytest.raises(UserError) as caught:
+            await endpoint.check()
+    assert "sk-" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +286,10 @@ def test_the_endpoint_says_how_long_to_wait(said: str, seconds: float) -> None:
     [
         ({"model": "large"}, "base_url is missing"),
         ({"base_url": "http://endpoint"}, "model is missing"),
-        ({"base_url": "endpoint:80", "model": "large"}, "base_url=endpoint:80"),
-        ({"base_url": "http://", "model": "large"}, "base_url=http://"),
-        ({"base_url": "http://endpoint:port", "model": "large"}, "base_url=http://endpoint:port"),
+        ({"base_url": "endpoint:80", "model": "large"}, "base_url must be http.*: endpoint:80"),
+        ({"base_url": "http://", "model": "large"}, "base_url must be http"),
+        ({"base_url": "http://endpoint:port", "model": "large"}, "base_url must be http"),
+        ({"base_url": "http://endpoint/v1", "model": "large", "proxy": "socks5://h"}, "endpoint.proxy must be http"),
         ({"protocol": "gemini"}, "protocol='gemini': allowed are openai, anthropic"),
         ({"max_retries": -1}, "max_retries=-1"),
         ({"output_price": -1.0}, "output_price=-1"),
@@ -282,9 +298,3 @@ def test_the_endpoint_says_how_long_to_wait(said: str, seconds: float) -> None:
 def test_settings_that_make_no_endpoint_are_refused_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         EndpointSettings(**settings)
-
-
-def test_the_cost_of_a_call_counts_cached_tokens_apart() -> None:
-    settings = EndpointSettings(input_price=3.0, cached_price=0.3, output_price=15.0)
-    usage = Usage(input_tokens=1_000_000, output_tokens=100_000, cached_tokens=600_000)
-    assert settings.cost(usage) == pytest.approx(0.4 * 3.0 + 0.6 * 0.3 + 1.5)

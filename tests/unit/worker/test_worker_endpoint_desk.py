@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +26,11 @@ from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.families import draw_task
 from clawhpc.tasks.generate import write_task
 from clawhpc.worker.desk import PolicyDesk
-from clawhpc.worker.endpoint_desk import EndpointDesk, open_desk, read_key
+from clawhpc.worker.endpoint_desk import EndpointDesk, open_desk
 from clawhpc.worker.settings import WorkerSettings
 from tests.fakes.records import make_group
 from tests.fakes.slurm_worker import stub_spec
-from tests.fakes.upstream import Upstream
+from tests.fakes.upstream import Upstream, listening
 
 pytestmark = pytest.mark.anyio
 SETTINGS = EndpointSettings(base_url="http://endpoint/v1", model="large", max_retries=0)
@@ -86,13 +88,20 @@ async def test_what_is_captured_comes_from_the_oracle_all_the_same(tmp_path: Pat
     assert upstream.bodies == []
 
 
-def test_the_key_is_read_where_the_worker_runs_and_its_variable_is_named_when_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_key_is_read_where_the_worker_runs_and_its_variable_is_named_when_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(SETTINGS, api_key_env="LARGE_KEY")
+    upstream, ledger = Upstream(), SimpleNamespace(scratch=tmp_path, environment={})
     monkeypatch.setenv("LARGE_KEY", "secret\n")
-    assert read_key(settings) == "secret"
-    monkeypatch.delenv("LARGE_KEY")
-    with pytest.raises(UserError, match="LARGE_KEY"):
-        read_key(settings)
-    assert read_key(SETTINGS) is None
+    with listening(upstream) as url:
+        settings = replace(SETTINGS, base_url=url, api_key_env="LARGE_KEY")
+        spec = replace(stub_spec(tmp_path), endpoint=settings)
+        assert b"secret" not in pickle.dumps(spec)
+        async with anyio.create_task_group() as tasks:
+            opening: Any = partial(open_desk, spec, RunPaths(tmp_path), "w0", ledger, tasks)
+            async with opening() as desk:
+                await desk.make_ready(plan_of())
+            monkeypatch.delenv("LARGE_KEY")
+            with pytest.raises(UserError, match=r"policy\.endpoint\.api_key_env=LARGE_KEY: on .* holds no key"):
+                await opening().__aenter__()
+    assert upstream.headers[0]["authorization"] == "Bearer secret"

@@ -1,0 +1,1 @@
+"""Ask a model behind an API: what judges and a model in the policy's place have in common."""
