@@ -25,6 +25,8 @@ MAX_TEXTS = 2_000_000
 MAX_NAME = 200
 MAX_LINE_BYTES = 4 * 2**20
 """Of one message that is read; a longer one passes, and is counted as unreadable."""
+MAX_BATCH_BYTES = 2**16
+"""Of a line with several messages, which cost far more than one of its length; a longer one is unreadable too."""
 MAX_METHODS = 50
 """That are counted by name, of all servers."""
 METHOD = re.compile(r"[A-Za-z_/]{1,60}")
@@ -159,19 +161,13 @@ class Connection:
 
     def _read(self, lines: Lines, chunk: bytes) -> Iterator[_Message]:
         for line in lines.feed(chunk):
-            self.num_messages += 1
-            if line is None:
+            try:
+                messages = _messages(line)
+            except UNREADABLE:
                 self.traffic.count(self.server, "unreadable messages")
-            elif line.strip():
-                yield from self._decode(line)
-
-    def _decode(self, line: bytes) -> Iterator[_Message]:
-        """One message, or several in an array, as an older version of the protocol allows."""
-        whole = line if line.lstrip().startswith(b"[") else b"[" + line + b"]"
-        try:
-            yield from msgspec.json.decode(whole, type=list[_Message])
-        except UNREADABLE:
-            self.traffic.count(self.server, "unreadable messages")
+                messages = []
+            self.num_messages += max(1, len(messages))
+            yield from messages
 
     def _count(self, method: str) -> None:
         self.traffic.count(self.server, method if METHOD.fullmatch(method) else "other messages")
@@ -199,6 +195,17 @@ class Connection:
     def _close_call(self, call: OpenCall, message: _Message) -> None:
         call.ended_at = self.traffic.now()
         call.result, call.error = self.traffic.text(bytes(message.result)), self.traffic.text(bytes(message.error))
+
+
+def _messages(line: bytes | None) -> list[_Message]:
+    """One message, or several in an array, as an older version of the protocol allows. Raises one of UNREADABLE."""
+    if line is None:
+        raise msgspec.DecodeError(f"more than {MAX_LINE_BYTES} bytes")
+    if not line.lstrip().startswith(b"["):
+        return [msgspec.json.decode(line, type=_Message)] if line.strip() else []
+    if len(line) > MAX_BATCH_BYTES:
+        raise msgspec.DecodeError(f"several messages in more than {MAX_BATCH_BYTES} bytes")
+    return msgspec.json.decode(line, type=list[_Message])
 
 
 class Lines:

@@ -119,6 +119,24 @@ def test_messages_in_an_array_are_read_one_by_one() -> None:
     assert [kept.name for kept in connection.traffic.calls()] == ["first", "second"]
 
 
+def test_each_message_of_an_array_counts_and_a_long_array_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = opened()
+    connection.hear_sandbox(b"[{}, {}, {}]\n\n{}\n")
+    assert connection.num_messages == 5
+    monkeypatch.setattr(traffic, "MAX_BATCH_BYTES", 20)
+    connection.hear_sandbox(b"[" + b"{}," * 20 + b"{}]\n" + call(1))
+    assert connection.num_messages == 7
+    assert connection.traffic.counts == {"lab unreadable messages": 1}
+    assert len(connection.traffic.calls()) == 1
+
+
+def test_several_messages_on_a_line_are_none_without_an_array() -> None:
+    connection = opened()
+    connection.hear_sandbox(call(1).strip() + b"," + call(2))
+    assert connection.traffic.counts == {"lab unreadable messages": 1}
+    assert connection.num_messages == 1
+
+
 def test_a_call_without_an_answer_says_why() -> None:
     connection = opened([10.0, 13.0])
     connection.hear_sandbox(call(1))
