@@ -25,7 +25,7 @@ from pathlib import Path
 from clawhpc.engine.render import ChatRenderer
 from clawhpc.errors import UserError
 from clawhpc.learner.disk import disk_errors
-from clawhpc.learner.exam import Exam, Gate, Rates, describe
+from clawhpc.learner.exam import Exam, Gate, Rates, describe, weakest_harness
 from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import create_policy
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, LossSettings, PolicySettings
@@ -249,8 +249,8 @@ class Lessons:
         return self._batch(random.Random(f"{self._settings.seed} {self._stage.name} {step}"))
 
     def _batch(self, rng: random.Random) -> list[CallTree]:
-        """All of one harness and one day, so that they have their head in common."""
-        harness, day = rng.choice(sorted({skill.harness for skill in self._rates})), random_day(rng)
+        """All of one harness, the weakest, and one day, so that they have their head in common."""
+        harness, day = weakest_harness(self._rates), random_day(rng)
         rates = {skill: rate for skill, rate in self._rates.items() if skill.harness == harness}
         weights = [max(LEAST_PRACTICE, 1.0 - rate) for rate in rates.values()]
         skills = rng.choices(list(rates), weights, k=self._settings.batch_size)

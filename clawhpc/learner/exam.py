@@ -23,6 +23,13 @@ def mean_rate(rates: Rates) -> float:
     return sum(rates.values()) / len(rates)
 
 
+def weakest_harness(rates: Rates) -> str:
+    """The one whose skills have the lowest mean: harnesses with a short head are learned sooner than others."""
+    harnesses = sorted({skill.harness for skill in rates})
+    of = {name: {skill: rate for skill, rate in rates.items() if skill.harness == name} for name in harnesses}
+    return min(harnesses, key=lambda name: mean_rate(of[name]))
+
+
 def describe(rates: Rates) -> str:
     """For a person: `0.52 (create 0.61, append 0.43, …)`, with the harnesses where there are several."""
     several = len({skill.harness for skill in rates}) > 1

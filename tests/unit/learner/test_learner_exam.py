@@ -10,7 +10,7 @@ import torch
 
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
-from clawhpc.learner.exam import Exam, Gate, describe, mean_rate
+from clawhpc.learner.exam import Exam, Gate, describe, mean_rate, weakest_harness
 from clawhpc.learner.networks import TreePolicy, load_tree_policy
 from clawhpc.learner.policy import create_policy, load_policy, sequence_logprobs
 from clawhpc.learner.settings import LearnerSettings, PolicySettings
@@ -85,3 +85,8 @@ def test_rates_are_told_by_family_and_by_harness_where_there_are_several() -> No
     assert describe({CREATE: 0.5, RELAY: 0.25}) == "0.38 (create 0.50, relay 0.25)"
     assert mean_rate({CREATE: 0.5, Skill("codex", "create"): 1.0}) == 0.75
     assert describe({CREATE: 0.5, Skill("codex", "create"): 1.0}) == "0.75 (pi create 0.50, codex create 1.00)"
+
+
+def test_the_weakest_harness_is_the_one_with_the_lowest_mean_over_its_skills() -> None:
+    assert weakest_harness({CREATE: 0.5, RELAY: 0.2, Skill("codex", "create"): 0.4}) == "pi"
+    assert weakest_harness({CREATE: 0.5, RELAY: 0.2, Skill("codex", "create"): 0.3}) == "codex"
