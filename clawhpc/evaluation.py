@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from clawhpc.passrate import Estimate, PassTable, Price, by_pair, paired_difference, tabulate
+from clawhpc.passrate import Estimate, PassTable, Price, by_pair, paired_differences, tabulate
 from clawhpc.records import EngineTime, RolloutRecord
 
 FORMAT = 1
@@ -124,14 +124,15 @@ def compare(
     for harness in harnesses:
         one, other = of_harness(before, harness), of_harness(after, harness)
         if shared := by_pair(one).keys() & by_pair(other).keys():
+            better_by = paired_differences(one, other)
             yield Difference(
                 baseline=names[0],
                 policy=names[1],
                 harness=harness,
                 set=on,
                 num_tasks=len(shared),
-                mean_reward=paired_difference(one, other, "reward"),
-                pass_at_1=paired_difference(one, other, "pass@1"),
+                mean_reward=better_by["reward"],
+                pass_at_1=better_by["pass@1"],
             )
 
 

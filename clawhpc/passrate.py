@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import fsum
+from statistics import fmean
 
 import numpy as np
 
@@ -91,7 +93,8 @@ def tabulate(records: Iterable[RolloutRecord], price: Price | None = None) -> Pa
     fewest = min(map(len, drawn.values()), default=0)
     ks = [k for k in KS if k <= fewest]
     costs = known_costs(records, price)
-    rates = estimate({pair: rate(judged, ks) for pair, judged in drawn.items()})
+    efforts = EFFORT | costs
+    means = estimate({pair: rate(judged, ks) | mean_efforts(judged, efforts) for pair, judged in drawn.items()})
     num_rollouts = sum(map(len, drawn.values()))
     return PassTable(
         num_tasks=len({task_id for task_id, _ in drawn}),
@@ -99,10 +102,10 @@ def tabulate(records: Iterable[RolloutRecord], price: Price | None = None) -> Pa
         num_failed=len(records) - num_rollouts,
         num_retried=sum(record.num_attempts > 1 for record in records),
         outcomes=dict(Counter(str(record.outcome) for record in records)),
-        mean_reward=rates.get("reward"),
-        pass_at_1=rates.get("pass@1"),
-        pass_at_k={k: rates[f"pass@{k}"] for k in ks},
-        per_rollout=estimate({pair: mean_efforts(judged, EFFORT | costs) for pair, judged in drawn.items()}),
+        mean_reward=means.get("reward"),
+        pass_at_1=means.get("pass@1"),
+        pass_at_k={k: means[f"pass@{k}"] for k in ks},
+        per_rollout={name: means[name] for name in efforts if drawn},
         policy_usd=total(costs.get("policy_usd"), records),
         judge_usd=total(costs.get("judge_usd"), records),
     )
@@ -111,22 +114,32 @@ def tabulate(records: Iterable[RolloutRecord], price: Price | None = None) -> Pa
 def paired_difference(
     before: Iterable[RolloutRecord], after: Iterable[RolloutRecord], measure: str = "pass@1"
 ) -> Estimate:
-    """Difference (after minus before) over the tasks and harnesses that both have, paired by them.
+    """`measure` of `paired_differences`: `pass@1` or `reward`."""
+    return paired_differences(before, after)[measure]
 
-    `measure`: `pass@1` or `reward`. ValueError when they have none in common.
+
+def paired_differences(before: Iterable[RolloutRecord], after: Iterable[RolloutRecord]) -> dict[str, Estimate]:
+    """`pass@1` and `reward`, after minus before, over the tasks and harnesses that both have, paired by them.
+
+    ValueError when they have none in common.
     """
-    rates_before, rates_after = _rates(before, measure), _rates(after, measure)
+    rates_before, rates_after = _rates(before), _rates(after)
     shared = rates_before.keys() & rates_after.keys()
     if not shared:
         raise ValueError(
             "no task has a verdict with the same harness in both evaluations: "
             f"{len(rates_before)} have one before, {len(rates_after)} after"
         )
-    return estimate({pair: {measure: rates_after[pair] - rates_before[pair]} for pair in shared})[measure]
+    return estimate(
+        {
+            pair: {measure: value - rates_before[pair][measure] for measure, value in rates_after[pair].items()}
+            for pair in shared
+        }
+    )
 
 
-def _rates(records: Iterable[RolloutRecord], measure: str) -> dict[Pair, float]:
-    return {pair: rate(judged)[measure] for pair, judged in by_pair(records).items()}
+def _rates(records: Iterable[RolloutRecord]) -> dict[Pair, dict[str, float]]:
+    return {pair: rate(judged) for pair, judged in by_pair(records).items()}
 
 
 def by_pair(records: Iterable[RolloutRecord]) -> dict[Pair, list[RolloutRecord]]:
@@ -171,9 +184,12 @@ def mean_efforts(records: Sequence[RolloutRecord], efforts: Mapping[str, Effort]
 
 
 def known_costs(records: Iterable[RolloutRecord], price: Price | None) -> dict[str, Effort]:
-    """Name -> USD of a rollout. Only what is known of every one of them: no price is made up."""
-    costs: dict[str, Effort] = {}
-    if price is not None:
+    """Name -> USD of a rollout. Only what is known of every one of them: no price is made up, nor what an endpoint has
+    not counted.
+    """
+    records, costs = tuple(records), dict[str, Effort]()
+    answered = [call for record in records for call in record.calls if not call.failure]
+    if price is not None and all(call.usage.input_tokens > 0 for call in answered):
         costs["policy_usd"] = lambda record: fsum(price(call.usage) for call in record.calls)
     judgements = [record.verdict.judgement for record in records if record.verdict and record.verdict.judgement]
     if judgements and all(judgement.cost_usd is not None for judgement in judgements):
@@ -196,24 +212,33 @@ def estimate(values: Mapping[Pair, Mapping[str, float]]) -> dict[str, Estimate]:
     """Name -> mean over tasks of what their harnesses give on average, with its interval; empty without any."""
     if not values:
         return {}
-    by_task: dict[str, list[list[float]]] = defaultdict(list)
+    by_task: dict[str, list[Iterable[float]]] = defaultdict(list)
     for pair in sorted(values):
-        by_task[pair[0]].append(list(values[pair].values()))
-    values_TM = np.array([np.mean(pairs, axis=0) for pairs in by_task.values()])
+        by_task[pair[0]].append(values[pair].values())
+    values_TM = np.array([[fmean(column) for column in zip(*pairs, strict=True)] for pairs in by_task.values()])
     return dict(zip(next(iter(values.values())), _bootstrap(values_TM), strict=True))
 
 
 def _bootstrap(values_TM: np.ndarray) -> list[Estimate]:
     """Of each of M measures its mean over T tasks, and the interval over resampled tasks, the same for all measures."""
-    generator, num_tasks = np.random.default_rng(BOOTSTRAP_SEED), len(values_TM)
-    most = max(1, DRAWS_AT_ONCE // num_tasks)
-    means = []
-    for begin in range(0, NUM_RESAMPLES, most):
-        num = min(most, NUM_RESAMPLES - begin)
-        picks_RT = generator.integers(0, num_tasks, size=(num, num_tasks))
-        cells_RT = picks_RT + num_tasks * np.arange(num)[:, None]
-        counts_RT = np.bincount(cells_RT.ravel(), minlength=num * num_tasks).reshape(num, num_tasks)
-        means.append(counts_RT @ values_TM / num_tasks)
-    low_M, high_M = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+    counts_RT = resample(len(values_TM))
+    most = max(1, DRAWS_AT_ONCE // len(values_TM))
+    starts = range(0, NUM_RESAMPLES, most)
+    means_RM = np.concatenate([counts_RT[start : start + most] @ values_TM for start in starts]) / len(values_TM)
+    low_M, high_M = np.percentile(means_RM, [2.5, 97.5], axis=0)
     columns = zip(values_TM.mean(axis=0), low_M, high_M, strict=True)
     return [Estimate(mean=float(mean), low=float(low), high=float(high)) for mean, low, high in columns]
+
+
+@lru_cache(maxsize=2)
+def resample(num_tasks: int) -> np.ndarray:
+    """How often each resample draws each task, (resamples, tasks): the same for every evaluation on so many tasks."""
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    most = max(1, DRAWS_AT_ONCE // num_tasks)
+    counts_RT = np.empty((NUM_RESAMPLES, num_tasks), dtype=np.uint16)
+    for start in range(0, NUM_RESAMPLES, most):
+        rows_RT = counts_RT[start : start + most]
+        picks_RT = generator.integers(0, num_tasks, size=rows_RT.shape)
+        cells_RT = picks_RT + num_tasks * np.arange(len(rows_RT))[:, None]
+        rows_RT[:] = np.bincount(cells_RT.ravel(), minlength=rows_RT.size).reshape(rows_RT.shape)
+    return counts_RT

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawhpc.passrate import Estimate, paired_difference, pass_at_k, tabulate
+from clawhpc.passrate import BOOTSTRAP_SEED, NUM_RESAMPLES, Estimate, paired_difference, pass_at_k, tabulate
 from clawhpc.records import CallRecord, FailedAttempt, Judgement, Outcome, RolloutRecord, Timings, Usage, Verdict
 from tests.fakes.records import make_group
 from tests.fakes.records import make_record as make_rollout
@@ -138,6 +139,14 @@ def test_a_price_counts_every_call_that_was_made_and_without_one_there_is_no_cos
     assert "policy_usd" not in tabulate(paid).per_rollout
 
 
+def test_a_cost_is_not_known_where_an_endpoint_does_not_count() -> None:
+    counted, silent = call_of(2, 1), call_of(0, 0)
+    records = [replace(make_record("a", 0, 1.0), calls=(counted, silent))]
+    assert tabulate(records, lambda usage: 1.0).policy_usd is None
+    failed = [replace(make_record("a", 0, 1.0), calls=(counted, replace(silent, failure="cancelled")))]
+    assert tabulate(failed, lambda usage: float(usage.input_tokens)).policy_usd == 2.0
+
+
 def judged(task_id: str, cost_usd: float | None) -> RolloutRecord:
     judgement = Judgement(
         opinions=(),
@@ -193,6 +202,16 @@ def test_an_interval_holds_its_mean_and_stays_within_what_was_seen(rewards: list
     assert reward is not None
     assert min(rewards) - 1e-12 <= reward.low <= reward.high <= max(rewards) + 1e-12
     assert reward.mean == pytest.approx(sum(rewards) / len(rewards))
+
+
+def test_an_interval_is_the_percentiles_of_the_means_over_tasks_drawn_with_replacement() -> None:
+    rewards = [0.0, 0.1, 0.1, 0.4, 0.7, 1.0]
+    picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, len(rewards), size=(NUM_RESAMPLES, len(rewards)))
+    low, high = np.percentile(np.array(rewards)[picks].mean(axis=1), [2.5, 97.5])
+    for _ in range(2):  # what is drawn is kept
+        reward = tabulate(make_record(str(task), 0, reward) for task, reward in enumerate(rewards)).mean_reward
+        assert reward is not None
+        assert (reward.low, reward.high) == (pytest.approx(low), pytest.approx(high))
 
 
 def test_the_interval_of_many_tasks_is_that_of_a_mean() -> None:
