@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,8 +160,8 @@ async def run_rollout(plan: RolloutPlan, parts: RolloutParts) -> RolloutRecord:
 async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trace, deadline: float) -> None:
     """Boot, run, settle and verify; what comes of it is in `trace`. Raises what the part that failed raised."""
     run_deadline = deadline - parts.limits.reserve_s
-    if plan.task.verifier.script is not None:
-        parts.sandbox.check_hidden(Path(plan.task.verifier.script.folder))
+    for secret in plan.task.hidden_folders:
+        parts.sandbox.check_hidden(Path(secret))
     with trace.phase("boot", SandboxError, run_deadline):
         await to_thread.run_sync(lay_out, plan.task, folder, abandon_on_cancel=True)
     async with open_session(
@@ -178,7 +178,13 @@ async def play(plan: RolloutPlan, parts: RolloutParts, folder: Path, trace: Trac
         try:
             with trace.phase("run", SandboxError, deadline):
                 run_deadline = min(run_deadline, anyio.current_time() + harness_s(plan.task, parts.limits))
-                async with mcp_servers(plan.task, parts, folder, session) as servers:
+                async with open_servers(
+                    plan.task.mcp_servers,
+                    folder=folder,
+                    environment=parts.environment,
+                    fail=session.fail_before_reply,
+                    now=parts.now,
+                ) as servers:
                     trace.mcp = servers.traffic
                     trace.exec_result = await run_harness(plan, parts, folder, session, servers, run_deadline)
             with trace.phase("settle", ProxyError, deadline):
@@ -236,19 +242,6 @@ def copy_file(source: str, target: str) -> None:
     """As `copytree` does it; nothing more is copied once the time for booting is up."""
     from_thread.check_cancelled()
     shutil.copy2(source, target)
-
-
-def mcp_servers(
-    task: TaskSpec, parts: RolloutParts, folder: Path, session: Session
-) -> AbstractAsyncContextManager[HostServers]:
-    """The servers of `task` that are on the host, while the harness runs. One that does not start ends the rollout."""
-    return open_servers(
-        task.mcp_servers,
-        folder=folder,
-        environment=parts.environment,
-        fail=session.fail_before_reply,
-        now=parts.now,
-    )
 
 
 async def run_harness(

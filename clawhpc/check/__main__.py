@@ -167,7 +167,7 @@ async def score_here(config: RunConfig, tasks: Sequence[TaskSpec]) -> list[Untou
     keys = judge_keys(config.verify.judge, os.environ)
     with ungrouped(), Ledger.open(config.scratch_root()) as ledger:
         sandbox = await open_sandbox(config.sandbox, ledger=ledger, cache_dir=Path(config.cache_dir))
-        for folder in {script.folder for task in tasks if (script := task.verifier.script) is not None}:
+        for folder in {folder for task in tasks for folder in task.hidden_folders}:
             sandbox.check_hidden(Path(folder))
         async with open_judge(config.verify.judge, keys) as judge:
             bench = Bench(

@@ -140,6 +140,8 @@ class TaskSpec:
     """Offered to the model from its first call. The harness starts those in the sandbox."""
     mcp_dir: str | None = None
     """Folder on the host with the programs of those, shown read-only at MCP_MOUNT; None where they need none."""
+    mcp_host_dir: str | None = None
+    """Folder on the host with the programs of those on the host. No sandbox shows it."""
     run_mcp_dir: str | None = None
     """The same of servers that the run adds, at RUN_MCP_MOUNT."""
     env: dict[str, str] = field(default_factory=dict)
@@ -148,6 +150,12 @@ class TaskSpec:
     """The most that its harness may run; None: what `Limits` leave of a rollout's time, which bound it in any case."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """From the task's file, untouched."""
+
+    @property
+    def hidden_folders(self) -> tuple[str, ...]:
+        """Folders of the host that its harness must not see (law 7)."""
+        script = self.verifier.script.folder if self.verifier.script is not None else None
+        return tuple(folder for folder in (script, self.mcp_host_dir) if folder is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ from clawhpc.tasks.faults import (
     check_text,
     nesting,
     read_bytes,
+    real,
     task_folders,
 )
 from clawhpc.tasks.mcp import check_servers
@@ -85,16 +86,17 @@ def _load_task(root: Path) -> TaskSpec:
     entry = _read_entry(path)
     if not (root / REWARD_FOLDER / "reward.sh").is_file():
         raise Fault(f"{root}/{REWARD_FOLDER}/reward.sh: missing")
-    inputs, programs = root / "input_files", root / MCP_FOLDER
+    inputs, programs, hosted = root / "input_files", root / MCP_FOLDER, root / MCP_HOST_FOLDER
     servers = [_server(root, f"{path}: mcp_servers[{index}]", one) for index, one in enumerate(entry.mcp_servers)]
     return TaskSpec(
         task_id=entry.task_id,
         instruction=entry.user_query,
-        input_dir=str(inputs.resolve()) if inputs.is_dir() else None,
+        input_dir=str(real(inputs)) if inputs.is_dir() else None,
         input_subdir=_input_subdir(path, entry.input_mount_dir, inputs),
-        verifier=Verifier(script=ScriptCheck(folder=str((root / REWARD_FOLDER).resolve()))),
+        verifier=Verifier(script=ScriptCheck(folder=str(real(root / REWARD_FOLDER)))),
         mcp_servers=check_servers(f"{path}: mcp_servers", servers),
-        mcp_dir=str(programs.resolve()) if programs.is_dir() else None,
+        mcp_dir=str(real(programs)) if programs.is_dir() else None,
+        mcp_host_dir=str(real(hosted)) if hosted.is_dir() else None,
         metadata=entry.metadata,
     )
 

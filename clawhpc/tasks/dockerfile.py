@@ -19,7 +19,7 @@ from clawhpc.tasks.layout import files_below
 WITHOUT_EFFECT = frozenset({"ARG", "CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "SHELL"})
 """Harbor starts the container with a command of its own; ports lead nowhere; a shell is that of RUN."""
 LEFT_TO_THE_IMAGE = frozenset({"RUN", "VOLUME", "ENTRYPOINT", "HEALTHCHECK", "ONBUILD"})
-HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?")
+HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)(\w+)\1(?=\s|$)")
 FLAG = re.compile(r"--(\w+)(=\S+)?\s+")
 ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
@@ -50,7 +50,7 @@ class Environment:
 def read_dockerfile(path: Path, *, assume_image: bool) -> Environment:
     """What `path` asks for; its folder is the context. `assume_image`: what it would build, the run's image has."""
     made, num_stages = Environment(), 0
-    for one in instructions(read_text(path)):
+    for one in instructions(read_text(path), path):
         where = f"{path}:{one.line}: {one.name}"
         if one.name == "FROM":
             num_stages += 1
@@ -68,8 +68,8 @@ def read_dockerfile(path: Path, *, assume_image: bool) -> Environment:
     return made
 
 
-def instructions(text: str) -> Iterator[Instruction]:
-    """The instructions of a Dockerfile, without comments and heredocs."""
+def instructions(text: str, path: Path) -> Iterator[Instruction]:
+    """Those in the `text` of `path`, without comments and heredocs."""
     lines = iter(enumerate(text.splitlines(), start=1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
@@ -78,9 +78,9 @@ def instructions(text: str) -> Iterator[Instruction]:
         while whole.endswith("\\"):
             following = next(lines, (0, ""))[1].strip()
             whole = whole[:-1] + (" \\" if following.startswith("#") else f" {following}")
-        for end in HEREDOC.findall(whole):
-            while next(lines, (0, end))[1].strip() != end:
-                pass
+        for _, end in HEREDOC.findall(whole):
+            if not any(line.strip() == end for _, line in lines):
+                raise Fault(f"{path}:{number}: no line {end} ends its text")
         name, *value = whole.split(None, 1)
         yield Instruction(line=number, name=name.upper(), value="".join(value))
 

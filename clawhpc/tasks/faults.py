@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections import Counter
@@ -19,7 +20,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """No text: a NUL can stand in no command line, and the others steer a terminal."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 """How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
-SET_BY_US = re.compile(r"HOME|PATH|PYTEST_ADDOPTS|PYTHONSAFEPATH|GIT_CONFIG_.*|LD_.*")
+SET_BY_US = re.compile(r"HOME|PATH|BASH_ENV|PYTEST_ADDOPTS|PYTHONHOME|PYTHONSAFEPATH|GIT_CONFIG_.*|LD_.*")
 """Variables that a task cannot set: sandbox and verifier do, or they would change what these start with."""
 
 
@@ -87,6 +88,7 @@ def task_folders(folder: Path) -> list[Path]:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a regular file. Anything else is a fault: a pipe would be waited for."""
+    real(path)
     try:
         if path.exists() and not path.is_file():
             raise Fault(f"{path}: not a regular file")
@@ -101,6 +103,27 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise Fault(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def real(path: Path, top: Path | None = None) -> Path:
+    """`path` without links. They may lead to another place in its folder, or in `top`, by default the folder above.
+
+    A fault otherwise: what a set brings, harnesses see, and it could bring any file of the host so.
+    """
+    found = path.resolve()
+    if not any(found.is_relative_to(folder.resolve()) for folder in (path.parent, top or path.parent.parent)):
+        raise Fault(f"{path}: is a link that leads out, to {found}; copy what is there")
+    return found
+
+
+def parse_python(key: str, code: str) -> ast.Module:
+    """`code`, which is run in a sandbox alone; a fault where it is no Python."""
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError) as error:
+        raise Fault(f"{key}: {error}") from error
+    except (RecursionError, MemoryError) as error:  # of the parser's own stack
+        raise Fault(f"{key}: nested too deep") from error
 
 
 def check_path(root: Path) -> None:

@@ -34,6 +34,7 @@ from clawhpc.tasks.faults import (
     check_text,
     nesting,
     read_text,
+    real,
     task_folders,
 )
 from clawhpc.tasks.layout import Layout
@@ -317,7 +318,7 @@ def _script(root: Path, config: _Config, workdir: str, assume_image: bool, note:
                 )
             note(ASSUMED)
     return ScriptCheck(
-        folder=str(path.parent.resolve()),
+        folder=str(real(path.parent)),
         script=SCRIPT,
         mount=TESTS_MOUNT,
         reward_folder=REWARD_FOLDER,

@@ -26,6 +26,7 @@ from clawhpc.tasks.faults import (
     check_text,
     read_bytes,
     read_text,
+    real,
     task_folders,
 )
 
@@ -79,7 +80,7 @@ def _load_task(root: Path) -> TaskSpec:
     return TaskSpec(
         task_id=f"{root.parent.name}__{root.name}",
         instruction=instruction,
-        input_dir=str((root / INPUTS).resolve()),
+        input_dir=str(real(root / INPUTS)),
         verifier=Verifier(rubric=_read_rubric(root / RUBRICS)),
         metadata={"occupation": root.parent.name},
     )

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from clawhpc.records import WORKSPACE_MOUNT, ScriptCheck, TaskSpec, Verifier
-from clawhpc.tasks.faults import Fault, Gathering, LoadedTasks, check_path, check_text, read_text
+from clawhpc.tasks.faults import Fault, Gathering, LoadedTasks, check_path, check_text, parse_python, read_text, real
 from clawhpc.tasks.layout import Layout
 
 COLUMNS = ("uid", "question", "answer", "source_files")
@@ -78,17 +78,14 @@ def _documents(folder: Path) -> dict[str, list[Path]]:
     hidden = {SCORER, *(path.name for path in folder.glob("*.csv"))}
     for here, _, names in os.walk(folder):
         for name in set(names) - hidden:
-            found[name].append(Path(here, name).resolve())
+            found[name].append(Path(here, name))
     return found
 
 
 def _check_scorer(path: Path) -> None:
     if not path.is_file():
         raise Fault(f"{path}: missing; take it from the benchmark's repository")
-    try:
-        tree = ast.parse(read_text(path))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise Fault(f"{path}: {error}") from error
+    tree = parse_python(str(path), read_text(path))
     if not any(isinstance(node, ast.FunctionDef) and node.name == SCORE for node in tree.body):
         raise Fault(f"{path}: no function {SCORE}")
 
@@ -120,13 +117,14 @@ def _load_task(
     for name in names:
         if len(documents.get(name, ())) != 1:
             raise Fault(f"{key}: source_files: below the folder there must be one file {name}, and there is not")
+    inputs = {name: real(documents[name][0], scorer.parent) for name in names}
     check = layout.lay_out(
         {"reward.sh": REWARD_SH, "check.py": CHECK_PY, "expected": row["answer"], SCORER: read_text(scorer)}
     )
     return TaskSpec(
         task_id=row["uid"],
         instruction=row["question"] + ASK,
-        input_dir=layout.lay_out({name: documents[name][0] for name in names}),
+        input_dir=layout.lay_out(inputs),
         verifier=Verifier(script=ScriptCheck(folder=check, mount=CHECK_MOUNT)),
         metadata={name: value for name, value in row.items() if name not in ("uid", "question", "answer")},
     )

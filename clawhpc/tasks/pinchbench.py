@@ -22,7 +22,17 @@ import msgspec
 import yaml
 
 from clawhpc.records import WORKSPACE_MOUNT, Criterion, Rubric, ScriptCheck, TaskSpec, Verifier
-from clawhpc.tasks.faults import MAX_NESTING, Fault, Gathering, LoadedTasks, check_path, check_text, nesting, read_text
+from clawhpc.tasks.faults import (
+    MAX_NESTING,
+    Fault,
+    Gathering,
+    LoadedTasks,
+    check_path,
+    check_text,
+    nesting,
+    parse_python,
+    read_text,
+)
 from clawhpc.tasks.layout import Layout
 
 PATTERN, TASKS, ASSETS = "task_*.md", "tasks", "assets"
@@ -128,6 +138,8 @@ def _load_task(path: Path, layout: Layout) -> TaskSpec | None:
 
 def _front_matter(path: Path, text: str) -> tuple[_FrontMatter, dict[str, Any]]:
     try:
+        if "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise Fault(f"{path}: has aliases (*name), by which a line can stand for gigabytes: write it out")
         values = msgspec.to_builtins(msgspec.yaml.decode(text), str_keys=True)
         front = msgspec.convert(values, _FrontMatter)
     except (msgspec.DecodeError, yaml.YAMLError, RecursionError) as error:
@@ -217,10 +229,7 @@ def _script(path: Path, sections: dict[str, str], layout: Layout) -> ScriptCheck
 
 
 def _check_grader(key: str, code: str) -> None:
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise Fault(f"{key}: {error}") from error
+    tree = parse_python(key, code)
     graders = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "grade"]
     if not graders:
         raise Fault(f"{key}: no function grade")

@@ -52,17 +52,22 @@ class FakeSandbox:
     harness: Program
     verifier: Program = succeed
     commands: list[SandboxCommand] = field(default_factory=list)
+    timeouts_s: list[float] = field(default_factory=list)
+    """That each of them had."""
+    hidden: list[Path] = field(default_factory=list)
+    """What it was asked about."""
     name: str = "fake"
     python: str = sys.executable
 
     async def run(self, command: SandboxCommand, *, timeout_s: float) -> ExecResult:
         self.commands.append(command)
+        self.timeouts_s.append(timeout_s)
         with anyio.move_on_after(timeout_s):
             return await (self.verifier if command.proxy_socket is None else self.harness)(command)
         return replace(OK, exit_code=124, timed_out=True)
 
     def check_hidden(self, path: Path) -> None:
-        pass
+        self.hidden.append(path)
 
 
 @dataclass(frozen=True)

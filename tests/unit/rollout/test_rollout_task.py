@@ -5,32 +5,47 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import pytest
 
-from clawhpc.records import ExecResult, Outcome
+from clawhpc.errors import UserError
+from clawhpc.records import ExecResult
 from clawhpc.rollout import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.tasks.harbor import load_tasks
 from clawhpc.tasks.layout import Layout
 from tests.fakes.records import make_task
-from tests.fakes.rollout import OK, FakeSandbox, ask, hang, one_call, parts_of, plan_of
+from tests.fakes.rollout import LIMITS, OK, FakeSandbox, one_call, parts_of, plan_of
 from tests.fakes.task_sets import lay_harbor
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_task_may_give_its_harness_less_time_than_the_limits_leave(tmp_path: Path) -> None:
-    async def call_and_hang(command: SandboxCommand) -> ExecResult:
-        await ask(command, "hello")
-        return await hang(command)
+    given = []
+    for run_s in (None, 15.0, 500.0):
+        sandbox = FakeSandbox(one_call)
+        record = await run_rollout(plan_of(replace(make_task(), run_s=run_s)), parts_of(tmp_path, sandbox))
+        assert record.verdict is not None
+        given.append(sandbox.timeouts_s[0])
+    limits_s = LIMITS.deadline_s - LIMITS.reserve_s
+    assert [limits_s - 5 < seconds <= limits_s for seconds in given] == [True, False, True]
+    assert 0 < given[1] <= 15
 
-    plan = plan_of(replace(make_task(), run_s=0.5))
-    with anyio.fail_after(10):
-        record = await run_rollout(plan, parts_of(tmp_path, FakeSandbox(call_and_hang), deadline_s=60.0))
-    assert record.outcome is Outcome.TIMEOUT
-    assert record.verdict is not None
-    assert record.timings.run_s < 5
+
+async def test_what_no_harness_may_see_of_a_task_is_looked_for_before_it_starts(tmp_path: Path) -> None:
+    def hide(path: Path) -> None:
+        raise UserError(f"{path}: a harness could read it")
+
+    task = replace(make_task(), mcp_host_dir="/tasks/mcp_host")
+    sandbox = FakeSandbox(one_call)
+    await run_rollout(plan_of(task), parts_of(tmp_path, sandbox))
+    assert task.verifier.script is not None
+    assert sandbox.hidden == [Path(task.verifier.script.folder), Path("/tasks/mcp_host")]
+    sandbox = FakeSandbox(one_call)
+    sandbox.check_hidden = hide  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="could read it"):
+        await run_rollout(plan_of(task), parts_of(tmp_path, sandbox))
+    assert sandbox.commands == []
 
 
 async def test_a_task_s_variables_reach_the_harness_and_the_script_but_change_none_of_the_harness_s_own(

@@ -247,3 +247,25 @@ def test_a_faulty_mcp_server_is_named_by_file_and_key(tmp_path: Path, server: di
     servers = [{"name": "lab", "command": ["lab"]}, {"name": "web", "command": ["web"]} | server]
     lay_task(tmp_path, "faulty", mcp_servers=servers)
     assert only_fault(tmp_path) == f"{tmp_path}/faulty/data_entry.json: {fault}"
+
+
+@pytest.mark.parametrize("name", ["input_files", "reward", "mcp", "mcp_host", "data_entry.json"])
+def test_a_link_of_a_task_may_lead_to_its_neighbours_and_no_further(tmp_path: Path, name: str) -> None:
+    root = lay_task(tmp_path / "set", "linked", inputs={"a.txt": "a"})
+    for folder in ("mcp", "mcp_host"):
+        (root / folder).mkdir()
+    (root / name).rename(tmp_path / "set" / f".{name}")
+    (root / name).symlink_to(f"../.{name}")
+    only_task(tmp_path / "set")
+    (tmp_path / "set" / f".{name}").rename(tmp_path / name)
+    (root / name).unlink()
+    (root / name).symlink_to(f"../../{name}")
+    expected = f"{root}/{name}: is a link that leads out, to {tmp_path}/{name}; copy what is there"
+    assert only_fault(tmp_path / "set") == expected
+
+
+def test_a_task_itself_may_be_a_link_to_another_set_s(tmp_path: Path) -> None:
+    root = lay_task(tmp_path / "all", "one", inputs={"a.txt": "a"})
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some/one").symlink_to(root)
+    assert only_task(tmp_path / "some").input_dir == str(root / "input_files")

@@ -24,7 +24,7 @@ def test_comments_continued_lines_and_heredocs_are_read_as_docker_reads_them() -
     text = (
         "# syntax=x\nFROM a\n\nrun one \\\n  # a comment within\n  two\nRUN <<EOF cat\nWORKDIR /no\nEOF\nWORKDIR /yes\n"
     )
-    found = [(one.line, one.name, " ".join(one.value.split())) for one in instructions(text)]
+    found = [(one.line, one.name, " ".join(one.value.split())) for one in instructions(text, Path("Dockerfile"))]
     assert found == [(2, "FROM", "a"), (4, "RUN", "one two"), (7, "RUN", "<<EOF cat"), (10, "WORKDIR", "/yes")]
 
 
@@ -92,11 +92,12 @@ def test_the_whole_context_is_copied_with_its_dockerfile(tmp_path: Path) -> None
         ("COPY a", "COPY a: needs a source and a target"),
         ("COPY [1, 2]", "needs a source and a target"),
         ("COPY --from=build a .", "COPY --from: not supported"),
-        ("COPY <<EOF /x", "text in the Dockerfile itself"),
+        ("COPY <<EOF /x\nEOF", "text in the Dockerfile itself"),
         ("ADD https://a.b/c .", "ADD https://a.b/c: nothing is fetched"),
         ("ADD x.tar.gz .", "archives are not unpacked"),
         ('ENV A="', "No closing quotation"),
         ("ENV A=1 B", "not of the form NAME=VALUE"),
+        ("WORKDIR /a <<EOF\nb", "no line EOF ends its text"),
         ("CROSS_BUILD x", "CROSS_BUILD: not supported"),
     ],
 )
@@ -111,6 +112,12 @@ def test_all_else_is_a_fault_that_names_file_and_line(tmp_path: Path, line: str,
 
 def test_what_has_no_effect_here_is_no_fault(tmp_path: Path) -> None:
     read(tmp_path, 'FROM x\nARG A=1\nLABEL a=b\nEXPOSE 80\nCMD ["bash"]\nSHELL ["/bin/sh"]\n')
+
+
+def test_what_only_looks_like_the_beginning_of_a_text_swallows_no_line(tmp_path: Path) -> None:
+    lines = "RUN echo $((1<<2)) 1 << 2\nRUN cat <<<word\nRUN cat <<-'END' >a\nCOPY a b\n  END\nWORKDIR /app\n"
+    made = read(tmp_path, f"FROM x\n{lines}", assume_image=True)
+    assert (made.workdir, made.files) == (PurePosixPath("/app"), {})
 
 
 def test_what_the_image_is_believed_to_have_is_named(tmp_path: Path) -> None:

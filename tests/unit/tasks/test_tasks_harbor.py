@@ -118,6 +118,7 @@ def test_what_cannot_be_had_is_a_fault_that_names_file_and_key(tmp_path: Path, t
         ({"instruction": " \n"}, "instruction.md", "is empty"),
         ({"instruction": "a\0"}, "instruction.md", "control character"),
         ({"dockerfile": "FROM x\n"}, "environment/Dockerfile", "WORKDIR is missing"),
+        ({"dockerfile": "FROM x\nWORKDIR /app\nENV BASH_ENV=x\n"}, "environment/Dockerfile", "ENV.BASH_ENV: is set by"),
         ({"dockerfile": "FROM x\nWORKDIR /app\nENV HOME=/x\n"}, "environment/Dockerfile", "ENV.HOME: is set by"),
         ({"dockerfile": "FROM x\nWORKDIR /app\nCOPY numbers.txt /data/\n"}, "environment/Dockerfile", "COPY to /data/"),
         ({"script": "#!/usr/bin/env python3\n"}, "tests/test.sh", "is run with bash"),

@@ -78,10 +78,17 @@ def test_a_faulty_row_is_named_by_its_line(tmp_path: Path, row: str, fault: str)
     assert fault in found
 
 
-def test_a_link_to_a_document_is_followed(tmp_path: Path) -> None:
+def test_a_link_to_a_document_is_followed_but_not_out_of_the_set(tmp_path: Path) -> None:
     root = lay_officeqa(tmp_path / "set")
     (root / "corpus/doc0.txt").rename(tmp_path / "elsewhere.txt")
     (root / "corpus/doc0.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (fault,) = load(tmp_path).faults
+    assert fault.endswith(
+        f"{root}/corpus/doc0.txt: is a link that leads out, to {tmp_path}/elsewhere.txt; copy what is there"
+    )
+    (tmp_path / "elsewhere.txt").rename(root / "elsewhere.txt")
+    (root / "corpus/doc0.txt").unlink()
+    (root / "corpus/doc0.txt").symlink_to("../elsewhere.txt")
     (task,) = load(tmp_path).tasks
     assert task.input_dir is not None
     assert not Path(task.input_dir, "doc0.txt").is_symlink()

@@ -121,6 +121,7 @@ def test_faulty_front_matter_names_file_and_key(tmp_path: Path, front: dict[str,
     [
         ({"prompt": ""}, "Prompt is empty"),
         ({"grade": "def grade(transcript, workspace_path"}, "Automated Checks: '(' was never closed"),
+        ({"grade": "-" * 100_000 + "1"}, "Automated Checks: nested too deep"),
         ({"grade": "x = 1\n"}, "Automated Checks: no function grade"),
         ({"grade": "def grade(a):\n    pass\n"}, "grade must take transcript and workspace_path"),
         ({"grade": "def grade(t, w):\n    return {'a': len(t)}\n"}, "line 2: grade reads the transcript"),
@@ -132,6 +133,15 @@ def test_faulty_front_matter_names_file_and_key(tmp_path: Path, front: dict[str,
 def test_a_faulty_section_is_named(tmp_path: Path, sections: dict[str, str], fault: str) -> None:
     lay_pinchbench(tmp_path / "set", **sections)
     assert fault in only_fault(tmp_path)
+
+
+def test_front_matter_that_would_grow_without_end_is_a_fault(tmp_path: Path) -> None:
+    path = lay_pinchbench(tmp_path / "set")
+    bomb = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+    path.write_text(path.read_text().replace("---\n", f"---\n{bomb}", 1))
+    assert load(tmp_path).faults[0].startswith(f"{path}: has aliases")
+    path.write_text(path.read_text().replace(bomb, "motto: 'a &b *b'\n"))
+    assert only_task(tmp_path).metadata["motto"] == "a &b *b"
 
 
 def test_a_file_without_front_matter_or_with_broken_yaml_is_a_fault(tmp_path: Path) -> None:
