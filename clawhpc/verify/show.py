@@ -31,8 +31,22 @@ MAX_NAMED_BYTES = 20_000
 """Of JSON for entries that are named only."""
 HEAD_SHARE = 0.75
 """Of what is shown of a long file; the rest is its tail."""
-CONTROL = re.compile(r"[<＜]|\[(?=/?[A-Z])|[\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
-"""What begins a control token in some chat format (`<|im_end|>`, `</s>`, `[INST]`), ends a line, or hides text."""
+BRACKETED = re.compile(r"\[(?=/?[a-z]?[A-Z])")
+"""What begins a control token in some chat formats: `[INST]`, `[/INST]`, `[gMASK]`."""
+HIDDEN = (
+    *((0x7F, 0x9F), (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5)),
+    *((0x180B, 0x180F), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xD800, 0xDFFF)),
+    *((0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0x1BCA0, 0x1BCA3)),
+    *((0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
+)
+"""First and last of characters that nobody sees, end a line or turn the direction of a text: Unicode's controls, what
+it calls Default_Ignorable_Code_Point, and halves of characters.
+"""
+SPELLED = {
+    code: re.sub("....", r"\\u\g<0>", chr(code).encode("utf-16-be", "surrogatepass").hex())
+    for code in (*map(ord, "<＜"), *(code for first, last in HIDDEN for code in range(first, last + 1)))
+}
+"""Code point -> its escape in JSON. The first two begin most control tokens: `<|im_end|>`, `</s>`."""
 
 
 NOT_SHOWN, LEFT_OUT = "not_shown", "left_out"
@@ -78,7 +92,7 @@ def escaped(value: Any) -> str:
     """`value` as one line of JSON in which no character stands that a chat format, or a reader of lines, could take for
     more than text: they are spelled as escapes, so that the value read back is the same.
     """
-    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
+    return BRACKETED.sub(r"\\u005b", json.dumps(value, ensure_ascii=False)).translate(SPELLED)
 
 
 def show_text(text: str, max_chars: int) -> str:
