@@ -320,4 +320,22 @@ def read_policy(folder: Path) -> PolicyVersion:
 
 def published_steps(paths: RunPaths) -> Sequence[int]:
     """Steps of the policies of a run, ascending."""
-    return sorted(int(folder.name.removeprefix("step-")) for folder in paths.policies.glob("step-*"))
+    return sorted(_policies(paths.policies))
+
+
+def drop_policies(folder: Path, keeps: Callable[[int], bool]) -> None:
+    """Remove the policies of a run that are in `folder`, but those whose step `keeps` wants.
+
+    Each is there whole, or not at all; a kill, and a file that NFS keeps because it is open, leave what has the name of
+    a part.
+    """
+    for step, policy in _policies(folder).items():
+        if not keeps(step):
+            part = policy.with_name(f".{policy.name}.{uuid.uuid4().hex}.part")
+            policy.rename(part)
+            sync(folder)
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _policies(folder: Path) -> dict[int, Path]:
+    return {int(policy.name.removeprefix("step-")): policy for policy in folder.glob("step-*")}

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +31,12 @@ from clawhpc.errors import UserError
 from clawhpc.learner.disk import disk_errors
 from clawhpc.learner.module import LearnerModule
 from clawhpc.learner.policy import save_policy, sweep_parts
-from clawhpc.learner.settings import WandbMode
+from clawhpc.learner.settings import LearnerSettings, WandbMode
 from clawhpc.learner.steps import StepBatch
 from clawhpc.learner.wandb_file import drop_torn_end
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
-from clawhpc.store import is_whole, sync, write_atomic, write_once
+from clawhpc.store import drop_policies, is_whole, sync, write_atomic, write_once
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +155,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 class PublishPolicy(Callback):
-    """The policy that collects the next step is in its folder before that step is asked for."""
+    """The policy that collects the next step is in its folder before that step is asked for; then old ones go."""
 
-    def __init__(self, folder_of: Callable[[int], Path], renderer: str, thinking: bool) -> None:
+    def __init__(
+        self, folder_of: Callable[[int], Path], renderer: str, thinking: bool, settings: LearnerSettings
+    ) -> None:
         self.folder_of = folder_of
         self.renderer = renderer
         self.thinking = thinking
+        self.settings = settings
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Publish the policy that the first step of this run needs, unless it is there; remove what a kill has left."""
@@ -177,7 +181,7 @@ class PublishPolicy(Callback):
         self.publish(pl_module, batch.step + 1, self.folder_of(batch.step + 1))
 
     def publish(self, module: LearnerModule, step: int, folder: Path) -> None:
-        """Make PolicyVersion `step`; a whole one that is there stays."""
+        """Make PolicyVersion `step`; a whole one that is there stays. Remove those that it lets go."""
         if module.ranks.broadcast(not is_whole(folder)):
             save_policy(
                 folder,
@@ -188,6 +192,7 @@ class PublishPolicy(Callback):
                 thinking=self.thinking,
                 state_dict=module.policy_weights(),
             )
+        drop_policies(folder.parent, partial(self.settings.keeps_policy, newest=step))
 
 
 class GivePolicy(Callback):

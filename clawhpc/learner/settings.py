@@ -140,6 +140,12 @@ class LearnerSettings:
     """Hosts that share the learner: more than one are those of the Slurm job that the campaign runs in."""
     keep_checkpoints: int = 2
     """Newest checkpoints that stay; each holds weights, optimizer and random state."""
+    keep_policies: int | None = None
+    """Newest PolicyVersions that stay, and `max_staleness` more, which a step ahead may need; None: all. The first one
+    always stays. Each is the policy in fp32 (16 GB at 4B parameters): a run of a larger policy wants few.
+    """
+    keep_policy_every: int = 0
+    """Of the older ones, each whose step is a multiple of this stays, to be evaluated; 0: none."""
     seed: int = 0
     wandb: WandbMode = "offline"
     """Mode of Weights & Biases; the CSV log is always written."""
@@ -149,6 +155,9 @@ class LearnerSettings:
         check_choices(self, choices)
         at_least(self, lr=0, warmup_steps=0, weight_decay=0, num_threads=0, seed=0, max_staleness=0)
         at_least(self, epochs=1, logit_chunk=1, devices=1, num_nodes=1, checkpoint_every=1, keep_checkpoints=1)
+        at_least(self, keep_policy_every=0)
+        if self.keep_policies is not None:
+            at_least(self, keep_policies=2)  # a worker that is late may be loading the one before the newest
         if self.token_budget is not None:
             at_least(self, token_budget=1)
         if not self.max_grad_norm > 0:
@@ -167,6 +176,12 @@ class LearnerSettings:
     def row_tokens(self) -> int:
         """The budget of a row."""
         return LEAST_ROW if self.token_budget is None else self.token_budget
+
+    def keeps_policy(self, step: int, *, newest: int) -> bool:
+        """PolicyVersion `step` stays once that of step `newest` is published."""
+        if self.keep_policies is None or step > newest - self.keep_policies - self.max_staleness:
+            return True
+        return step == 0 or (bool(self.keep_policy_every) and step % self.keep_policy_every == 0)
 
     def for_context(self, window: int) -> LearnerSettings:
         """With a row that holds any conversation of `window` tokens, unless `token_budget` says otherwise."""

@@ -100,7 +100,7 @@ def fit_rl(
                 PrintSteps(num_steps, RL_LINE, every=1),
                 WriteCsv(paths.metrics / "metrics.csv"),
                 _checkpoints(settings, paths.checkpoints),
-                PublishPolicy(policy_folder, first.renderer, first.thinking),
+                PublishPolicy(policy_folder, first.renderer, first.thinking, settings),
             ],
             list_checkpoints(paths.checkpoints),
             logger=logger,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.loop import Campaign
 from clawhpc.campaign.settings import CampaignSettings
 from clawhpc.errors import LaunchError
+from clawhpc.learner.settings import LearnerSettings
 from clawhpc.paths import RunPaths
 from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
-from clawhpc.store import claim_group, claim_owner, read_plans, read_rollouts
+from clawhpc.store import claim_group, claim_owner, drop_policies, published_steps, read_plans, read_rollouts
 from clawhpc.tasks.sets import TaskSets
 from tests.fakes.records import make_record, make_task
 from tests.fakes.workers import FakeWorkers, Fate, Killed
@@ -33,6 +35,7 @@ class Process:
     fate: Fate = field(default_factory=Fate)
     reward: float | None = 1.0
     minutes_per_step: float = 0.0
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
 
     def __post_init__(self) -> None:
         self.workers = FakeWorkers(self.paths, self._draw, self.fate)
@@ -50,7 +53,8 @@ class Process:
 
     def run(self) -> int:
         """Train to the end, from the first step without a checkpoint; the number of steps."""
-        step = sum(1 for _ in self.paths.checkpoints.glob("*"))
+        step = max((int(path.name) + 1 for path in self.paths.checkpoints.glob("*")), default=0)
+        self._publish(step)
         while step < self.settings.num_steps and self.campaign.collect(step, self.max_staleness) is not None:
             self._learn(step)
             step += 1
@@ -64,9 +68,14 @@ class Process:
         self._log(step)
         self.fate()
         self.paths.checkpoints.mkdir(exist_ok=True)
-        (self.paths.checkpoints / str(step)).touch()
-        self.paths.policy(step + 1).mkdir(exist_ok=True)
+        if (step + 1) % self.learner.checkpoint_every == 0:
+            (self.paths.checkpoints / str(step)).touch()
+        self._publish(step + 1)
+
+    def _publish(self, step: int) -> None:
+        self.paths.policy(step).mkdir(exist_ok=True)
         self.fate()
+        drop_policies(self.paths.policies, partial(self.learner.keeps_policy, newest=step))
 
     def _log(self, step: int) -> None:
         rows = "".join(f"{at},{60 * self.minutes_per_step},0.0\n" for at in range(step + 1))
@@ -122,7 +131,7 @@ def test_a_campaign_killed_at_any_moment_goes_on_with_the_same_plans_and_each_ro
 ) -> None:
     whole = Process(RunPaths(tmp_path / "whole"), max_staleness)
     whole.run()
-    assert whole.fate.moments == NUM_STEPS * (2 + 4)
+    assert whole.fate.moments == 1 + NUM_STEPS * (2 + 4)
     for kill_at in range(1, whole.fate.moments + 1):
         paths = RunPaths(tmp_path / str(kill_at))
         killed = Process(paths, max_staleness, fate=Fate(kill_at))
@@ -132,6 +141,24 @@ def test_a_campaign_killed_at_any_moment_goes_on_with_the_same_plans_and_each_ro
         assert again.run() == NUM_STEPS
         assert files_of(paths) == files_of(whole.paths)
         assert sorted(killed.workers.done + again.workers.done) == sorted(whole.workers.done)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_a_policy_that_a_plan_names_is_there_whenever_the_run_was_killed_and_few_others_are(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    learner = LearnerSettings(keep_policies=2, keep_policy_every=4, checkpoint_every=3, max_staleness=max_staleness)
+    settings = replace(SETTINGS, num_steps=9)
+    whole = Process(RunPaths(tmp_path / "whole"), max_staleness, settings, learner=learner)
+    assert whole.run() == 9
+    newest = range(8 - max_staleness, 10)
+    assert published_steps(whole.paths) == sorted({0, 4, 8, *newest})
+    for kill_at in range(1, whole.fate.moments + 1):
+        paths = RunPaths(tmp_path / str(kill_at))
+        with pytest.raises(Killed):
+            Process(paths, max_staleness, settings, Fate(kill_at), learner=learner).run()
+        assert Process(paths, max_staleness, settings, learner=learner).run() == 9, "which looks at each plan's policy"
+        assert published_steps(paths) == published_steps(whole.paths)
 
 
 @pytest.mark.parametrize("kill_at", [None, *range(1, 13)], ids=str)

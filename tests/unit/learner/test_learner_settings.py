@@ -36,6 +36,8 @@ def test_settings_import_no_torch() -> None:
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"num_threads": -1}, "num_threads"),
+        ({"keep_policies": 1}, "keep_policies=1: must be at least 2"),
+        ({"keep_policy_every": -1}, "keep_policy_every=-1"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**32}, "seed=4294967296: must be less than"),
     ],

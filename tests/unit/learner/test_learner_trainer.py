@@ -22,6 +22,7 @@ from clawhpc.learner.policy import load_policy
 from clawhpc.learner.trainer import LearnerPaths, fit_sft
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
+from clawhpc.store import published_steps
 from clawhpc.tree.nodes import CallTree
 from clawhpc.tree.sequence import sequence_tree
 from tests.fakes.learner_campaign import (
@@ -73,6 +74,24 @@ def test_a_killed_run_that_goes_on_ends_with_the_same_bits(
     assert [at for what, at in killed.events if what == "collect"] == list(steps), (
         "steps that are done are not made again"
     )
+
+
+@pytest.mark.parametrize("event", ["policy", "collect"])
+def test_old_policies_go_and_a_run_that_makes_steps_again_makes_them_again(
+    policy: Path, tmp_path: Path, event: str
+) -> None:
+    settings = replace(SETTINGS, keep_policies=2, checkpoint_every=5)
+    whole = Campaign(RunPaths(tmp_path / "whole"), settings=settings).train(policy)
+    killed = Campaign(RunPaths(tmp_path / "killed"), settings=settings)
+    killed.kill_when = lambda *now: now == (event, 3)
+    with pytest.raises(Killed):
+        killed.train(policy)
+    assert published_steps(killed.run) == {"policy": [0, 1, 2], "collect": [0, 2, 3]}[event]
+    (killed.run.policies / ".step-000001.removed.part").mkdir()
+    killed.kill_when = lambda *now: False
+    assert equal(killed.train(policy), whole)
+    assert published_steps(killed.run) == [0, 3, 4]
+    assert len(list(killed.run.policies.iterdir())) == 3, "what a kill has left goes too"
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo with one backbone"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from clawhpc.store import (
     claim_group,
     claim_owner,
     count_rollouts,
+    drop_policies,
     give_back,
     is_whole,
     missing_samples,
@@ -25,6 +27,7 @@ from clawhpc.store import (
     publish_plan,
     publish_policy,
     publish_rollout,
+    published_steps,
     read_plans,
     read_policy,
     read_rollouts,
@@ -41,6 +44,7 @@ from clawhpc.store import (
 )
 from tests.fakes.disk import largest_file
 from tests.fakes.records import make_group, make_record
+from tests.fakes.workers import Killed
 
 
 def make_plan(*groups: GroupPlan) -> StepPlan:
@@ -220,6 +224,26 @@ def test_the_weights_of_a_policy_are_on_disk_before_its_folder_has_its_name(
     part = tmp_path / "part"
     assert {str(part / "model.safetensors"), str(part / "policy.json"), str(part)} <= set(synced)
     assert synced[-1] == str(tmp_path)
+
+
+def test_policies_that_nobody_wants_are_removed_each_of_them_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = RunPaths(tmp_path)
+    for step in range(4):
+        published(paths.policy(step))
+    drop_policies(paths.policies, {0, 2, 3}.__contains__)
+    assert published_steps(paths) == [0, 2, 3]
+    assert len(list(paths.policies.iterdir())) == 3, "nothing is left of it"
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(Killed):
+        drop_policies(paths.policies, {0, 3}.__contains__)
+    assert published_steps(paths) == [0, 3], "what is left of it has no policy's name"
+    assert all(is_whole(paths.policy(step)) for step in (0, 3))
+
+
+def killed(*of: object, **how: object) -> None:
+    raise Killed
 
 
 def test_a_policy_folder_without_weights_is_named(tmp_path: Path) -> None:
