@@ -74,6 +74,7 @@ PATHS = (
 )
 """The keys that hold paths, or paths by name."""
 OmegaConf.register_new_resolver("join", "+".join, replace=True)  # a list in a name: ${join:${harness.names}}
+OmegaConf.register_new_resolver("basename", lambda path: os.path.basename(path or ""), replace=True)
 EXIT_USER = 2
 EXIT_MACHINE = 1
 EXIT_INTERRUPTED = 130
@@ -235,12 +236,15 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
 
 def check_tasks(config: RunConfig, tasks: Sequence[TaskSpec]) -> None:
     """UserError where one of `tasks` needs what a harness does not have, or a judge that is not there, has no time or
-    no key.
+    no key. Those whose harness will have less time than they say are counted in the log.
     """
     judge_keys(config.verify.judge, os.environ)
     check_rubrics(tasks, config.verify.judge, config.limits)
     for name in config.harness.names:
         check_mcp(ADAPTERS[name], tasks)
+    most_s = config.limits.harness_s
+    if cut := sum(task.run_s is not None and task.run_s > most_s for task in tasks):
+        log.warning("%d tasks would give a harness more than limits.deadline_s leaves it, %g s", cut, most_s)
 
 
 def former_turn_s() -> float:

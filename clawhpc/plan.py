@@ -159,7 +159,8 @@ def _time(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
 def _storage(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
     storage = estimate.storage
     yield "rollouts of a step", _on_disk(storage.rollouts)
-    yield "policy of a step", f"{_on_disk(storage.policy)}, of which every one stays"
+    policies = f"{storage.num_policies} of {asked.campaign.num_steps + 1}, {_on_disk(storage.policy)} each"
+    yield "policies", f"{_on_disk(storage.num_policies * storage.policy)}: {policies}"
     kept = asked.learner.keep_checkpoints
     yield "checkpoints", f"{_on_disk(storage.checkpoints)}: {kept} that stay, and the next one"
     yield "run", _on_disk(storage.run)

@@ -108,11 +108,13 @@ class Storage:
     rollouts: float
     """Of a step."""
     policy: float
-    """Of a step: every PolicyVersion stays."""
+    """One PolicyVersion."""
+    num_policies: int
+    """That stay at the end, and one more while they are made, where any are removed."""
     checkpoints: float
     """Those that stay, and the one that is written."""
     run: float
-    """All of it at the end."""
+    """The most at a time: at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +190,16 @@ def _cache_share(asked: Asked, engine: EngineMemory, tokens: StepTokens) -> floa
 
 
 def _storage(asked: Asked, tokens: StepTokens, networks: Networks) -> Storage:
+    learner, num_steps = asked.learner, asked.campaign.num_steps
     policy = FP32 * asked.decoder.num_params
     checkpoint = FP32 * (1 + MOMENTS) * networks.learned
-    num_steps = asked.campaign.num_steps
-    kept = min(asked.learner.keep_checkpoints + 1, ceil(num_steps / asked.learner.checkpoint_every))
+    stay = sum(learner.keeps_policy(step, newest=num_steps) for step in range(num_steps + 1))
+    num_policies = min(stay + 1, num_steps + 1)
+    kept = min(learner.keep_checkpoints + 1, ceil(num_steps / learner.checkpoint_every))
     return Storage(
         rollouts=tokens.stored_bytes,
         policy=policy,
+        num_policies=num_policies,
         checkpoints=kept * checkpoint,
-        run=num_steps * tokens.stored_bytes + (num_steps + 1) * policy + kept * checkpoint,
+        run=num_steps * tokens.stored_bytes + num_policies * policy + kept * checkpoint,
     )

@@ -22,7 +22,7 @@ class PlanSettings:
     gpu_bandwidth_gb_s: float = 3350.0
     """Between each GPU and its memory."""
     cpu_tflops: float = 0.2
-    """Of a host without GPUs."""
+    """Of a host without GPUs. Chosen with the figures of docs/results/quickstart.md known."""
     cpu_bandwidth_gb_s: float = 10.0
     """Between a host without GPUs and its memory."""
     learner_efficiency: float = 0.25
