@@ -57,8 +57,7 @@ def main() -> None:
     def check(config: RunConfig) -> None:
         nonlocal code
         findings = examine(config, asked)
-        harness_s = config.limits.deadline_s - config.limits.reserve_s
-        sys.stdout.writelines(f"{line}\n" for line in report(findings, harness_s))
+        sys.stdout.writelines(f"{line}\n" for line in report(findings, config.limits.harness_s))
         if asked.json is not None:
             content = {"problems": findings.problems, **msgspec.to_builtins(findings)}
             asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(content)))

@@ -68,7 +68,8 @@ def _set_lines(one: Survey, harness_s: float) -> Iterator[str]:
     yield _row("verifiers", ", ".join(f"{name}: {count}" for name, count in sorted(one.verifiers.items())) or "none")
     size = f"{one.input_files} files, {in_units(one.input_bytes)}"
     yield _row("inputs", f"in {one.with_inputs} tasks; {size} in all workspaces together")
-    yield _row("MCP servers", f"in {one.with_mcp} tasks")
+    leave = f"; in {one.with_mcp_host} on the host, which needs tasks.mcp.allow_host=true" if one.with_mcp_host else ""
+    yield _row("MCP servers", f"in {one.with_mcp} tasks{leave}")
     yield _row("instructions", f"{_span(one.instruction_chars)} characters")
     if one.run_s is not None:
         cut = f"; limits.deadline_s leaves {harness_s:g} s" if one.run_s.most > harness_s else ""

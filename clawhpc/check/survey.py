@@ -42,6 +42,8 @@ class Survey:
     input_bytes: int
     """Of all workspaces together."""
     with_mcp: int
+    with_mcp_host: int
+    """Tasks that would start servers on the host."""
     instruction_chars: Spread | None
     run_s: Spread | None
     """What tasks say that a harness may take; None where none says anything."""
@@ -86,6 +88,7 @@ def survey_set(folder: Path, loaded: LoadedTasks) -> Survey:
         input_files=sum(len(one.files) for one in inputs.values()),
         input_bytes=sum(one.num_bytes for one in inputs.values()),
         with_mcp=sum(bool(task.mcp_servers) for task in tasks),
+        with_mcp_host=sum(any(server.on_host for server in task.mcp_servers) for task in tasks),
         instruction_chars=spread([len(task.instruction) for task in tasks]),
         run_s=spread([task.run_s for task in tasks if task.run_s is not None]),
         duplicates=_duplicates(tasks, inputs),

@@ -13,7 +13,7 @@ from clawhpc.check.survey import Untouched
 from clawhpc.errors import BoundaryError, SandboxError, boundary
 from clawhpc.ledger import discard
 from clawhpc.records import TEARDOWN_S, TaskSpec, Verdict
-from clawhpc.rollout import WORKSPACE, lay_out
+from clawhpc.rollout.folder import WORKSPACE, lay_out
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.verify.judge import Judge
 from clawhpc.verify.script import verify_workspace

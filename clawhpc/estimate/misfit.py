@@ -149,7 +149,7 @@ def _of_windows(asked: Asked, estimate: Estimate) -> Iterator[str]:
 
 def _of_rollouts(asked: Asked, estimate: Estimate) -> Iterator[str]:
     limits, plan, seconds = asked.limits, asked.plan, estimate.seconds
-    left_s = limits.deadline_s - limits.reserve_s
+    left_s = limits.harness_s
     if seconds.rollout > left_s:
         yield (
             f"limits.deadline_s={limits.deadline_s:g}: a rollout takes {seconds.rollout:.0f} s, and has {left_s:.0f} s "

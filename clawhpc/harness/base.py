@@ -120,11 +120,11 @@ class Adapter(Generic[SettingsT]):
 
 
 def check_mcp(harness: type[Harness], tasks: Iterable[TaskSpec]) -> None:
-    """Raise `UserError` where a task declares MCP servers and `harness` cannot mount them: it would be another task."""
+    """Raise `UserError` where a task has MCP servers and `harness` cannot mount them: it would be another task."""
     for task in tasks:
         if task.mcp_servers and not harness.mounts_mcp:
             names = ", ".join(server.name for server in task.mcp_servers)
-            raise UserError(f"harness {harness.name} has no MCP, but task {task.task_id} declares servers: {names}")
+            raise UserError(f"harness {harness.name} has no MCP, but task {task.task_id} has servers: {names}")
 
 
 def plain_text(instruction: str, *marks: str) -> str:

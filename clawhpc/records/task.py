@@ -43,6 +43,11 @@ class Limits:
     max_live_leaves: int = 8
     """Live leaves of one conversation, after dead leaves and roles are dropped; more is `over_branched` (law 4)."""
 
+    @property
+    def harness_s(self) -> float:
+        """What a harness has at most."""
+        return self.deadline_s - self.reserve_s
+
     def __post_init__(self) -> None:
         at_least(self, deadline_s=1, settle_s=0, engine_wait_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
         least_s = self.settle_s + LEAST_VERIFY_S + TEARDOWN_S

@@ -7,7 +7,7 @@ from clawhpc.check.survey import Spread, Survey, Untouched
 def survey(**fields: object) -> Survey:
     values: dict[str, object] = {
         **{"folder": "/set", "format": "Ours", "num_tasks": 3, "faults": (), "notes": {}, "verifiers": {"script": 3}},
-        **{"with_inputs": 1, "input_files": 2, "input_bytes": 1500, "with_mcp": 0},
+        **{"with_inputs": 1, "input_files": 2, "input_bytes": 1500, "with_mcp": 0, "with_mcp_host": 0},
         **{"instruction_chars": Spread(least=1, median=2, most=3), "run_s": None, "duplicates": ()},
     }
     return Survey(**{**values, **fields})  # type: ignore[arg-type]
@@ -67,6 +67,13 @@ def test_more_time_than_the_limits_leave_is_said() -> None:
     spread = Spread(least=60, median=90, most=900)
     assert "60 to 900 (median 90) s for the harness; limits.deadline_s leaves 100 s" in text(
         findings(sets=(survey(run_s=spread),))
+    )
+
+
+def test_servers_that_need_leave_to_run_on_the_host_are_said() -> None:
+    assert "needs tasks.mcp" not in text(findings())
+    assert "in 3 tasks; in 2 on the host, which needs tasks.mcp.allow_host=true" in text(
+        findings(sets=(survey(with_mcp=3, with_mcp_host=2),))
     )
 
 

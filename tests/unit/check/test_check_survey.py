@@ -31,14 +31,16 @@ def test_what_is_in_a_set_is_counted(tmp_path: Path) -> None:
             task("b", "Three", inputs, verifier=Verifier(rubric=RUBRIC), run_s=30.0),
             task("c", "Eleven chars", verifier=Verifier(script=SCRIPT, rubric=RUBRIC)),
             task("d", "Two", mcp_servers=(McpServer(name="lab", argv=("lab",)),)),
+            task("e", "Six", mcp_servers=(McpServer(name="web", argv=("web",), on_host=True),)),
             faults=("a fault",),
         ),
     )
-    assert (survey.folder, survey.format, survey.num_tasks) == (str(tmp_path), "Ours", 4)
+    assert (survey.folder, survey.format, survey.num_tasks) == (str(tmp_path), "Ours", 5)
     assert (survey.faults, survey.notes) == (("a fault",), {"a note": 1})
-    assert survey.verifiers == {"script": 2, "rubric": 1, "script and rubric": 1}
-    assert (survey.with_inputs, survey.input_files, survey.input_bytes, survey.with_mcp) == (2, 4, 8, 1)
-    assert survey.instruction_chars == Spread(least=3, median=4.0, most=12)
+    assert survey.verifiers == {"script": 3, "rubric": 1, "script and rubric": 1}
+    assert (survey.with_inputs, survey.input_files, survey.input_bytes, survey.with_mcp) == (2, 4, 8, 2)
+    assert survey.with_mcp_host == 1
+    assert survey.instruction_chars == Spread(least=3, median=3, most=12)
     assert survey.run_s == Spread(least=10.0, median=20.0, most=30.0)
     assert survey.duplicates == ()
 

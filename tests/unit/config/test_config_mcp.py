@@ -24,7 +24,7 @@ def test_a_task_that_a_harness_cannot_run_ends_the_campaign_before_there_is_a_ru
     tmp_path: Path, tasks: TaskSets
 ) -> None:
     config = RunConfig(cache_dir=str(tmp_path), harness=HarnessChoice(names=("claude_code", "pi")))
-    refused = pytest.raises(UserError, match="harness pi has no MCP, but task with_lab declares servers: lab")
+    refused = pytest.raises(UserError, match="harness pi has no MCP, but task with_lab has servers: lab")
     with refused, open_campaign(config, tasks, tmp_path / "runs"):
         pytest.fail("the campaign is open")
     assert not (tmp_path / "runs").exists()

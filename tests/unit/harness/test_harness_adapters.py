@@ -137,5 +137,5 @@ def test_a_task_with_servers_is_refused_by_name_where_the_harness_has_no_mcp_and
         mounted = (*plan.argv, *plan.files.values())
         assert all(any(word in text for text in mounted) for word in ("lab", *LAB.argv, *LAB.env))
     else:
-        with pytest.raises(UserError, match=f"harness {name} has no MCP, but task t declares servers: lab"):
+        with pytest.raises(UserError, match=f"harness {name} has no MCP, but task t has servers: lab"):
             check_mcp(adapter, (plain, replace(plain, mcp_servers=(LAB,))))

@@ -50,7 +50,7 @@ def test_a_server_of_the_run_that_cannot_be_had_is_named_by_its_key(servers: dic
 
 
 def test_a_folder_of_programs_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="tasks.mcp.folder=.*: no such folder"):
+    with pytest.raises(UserError, match=r"tasks\.mcp\.folder=.*: no such folder"):
         equip((PLAIN,), McpSettings(folder=str(tmp_path / "none")))
 
 
