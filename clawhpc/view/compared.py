@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def _sum_known(one: float | None, other: float | None) -> float | None:
 
 def _known_usd(totals: Totals, result: Mapping[str, Any]) -> dict[str, float]:
     asked = [cell["table"]["policy_usd"] for cell in result.get("cells", ())]
-    known = {"judge": totals.judge_usd, "API": sum(usd for usd in asked if usd is not None) if any(asked) else None}
+    known = {"judge": totals.judge_usd, "API": reduce(_sum_known, asked, None)}
     return {name: usd for name, usd in known.items() if usd is not None}
 
 

@@ -26,6 +26,7 @@ from clawhpc.store import publish_policy, read_policy, rollout_files, weights_di
 from clawhpc.tasks.servers import McpSettings, RunServer
 from clawhpc.tasks.sets import TaskSettings
 from clawhpc.view.__main__ import main as view
+from clawhpc.view.compared import read_run
 from clawhpc.worker.settings import WorkerSpec
 from tests.fakes.chat_tokenizer import write_tokenizer
 from tests.fakes.records import make_record
@@ -292,6 +293,19 @@ def test_the_page_of_a_run_shows_an_evaluation_too(config: RunConfig, capsys: py
     evaluate(config, Workers().open)
     assert view([str(run_of(config).root)]) == 0
     assert "codex" in run_of(config).page.read_text()
+
+
+def test_a_report_names_the_policies_of_an_evaluation_and_says_what_they_cost(config: RunConfig) -> None:
+    free = replace(ENDPOINT, model="free", input_price=0.0, output_price=0.0)
+    asked = with_policies(config, big=PolicyChoice(endpoint=ENDPOINT), free=PolicyChoice(endpoint=free))
+    evaluate(asked, Workers().open)
+    run = read_run("e", run_of(config))
+    policies = (*SKILL, "big", "free")
+    assert list(run.evaluated.values()) == [f"{policy} on {on}" for policy in policies for on in SETS]
+    rewards = {run.evaluated[step]: {one.verdict.reward for one in records if one.verdict} for step, records in run.evaluations.items()}
+    assert rewards == {f"{policy} on {on}": {SKILL.get(policy, 0.5)} for policy in policies for on in SETS}
+    assert run.usd == {"API": pytest.approx(NUM_ROLLOUTS / 2 * 0.002)}
+    assert run.finished
 
 
 @pytest.mark.slow
