@@ -39,7 +39,7 @@ from clawhpc.records import (
     StepPlan,
     WorkerUsage,
 )
-from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.open import check_sandbox, open_sandbox
 from clawhpc.store import (

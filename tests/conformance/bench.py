@@ -26,7 +26,7 @@ from clawhpc.records import (
     RolloutRecord,
     TaskSpec,
 )
-from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
 from tests.conformance.faults import FaultySandbox
 from tests.conformance.policy import ListeningHarness, Said, ScriptedEngine, ScriptedPolicy

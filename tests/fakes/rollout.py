@@ -24,7 +24,7 @@ from clawhpc.records import (
     RolloutRecord,
     TaskSpec,
 )
-from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import PROXY_URL, SandboxCommand
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine, replies

@@ -20,7 +20,7 @@ from clawhpc.ledger import Ledger
 from clawhpc.proxy.endpoint import Endpoint, EndpointResponder
 from clawhpc.proxy.settings import EndpointProtocol, EndpointSettings
 from clawhpc.records import GroupKey, GroupPlan, Limits, Outcome
-from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.command import engine_environment
 from clawhpc.serve.process import running

@@ -36,7 +36,7 @@ from clawhpc.records import (
     TaskSpec,
     ToolCall,
 )
-from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.tasks.clawgym import load_tasks

@@ -16,7 +16,7 @@ from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.proxy.respond import ScriptedResponder
 from clawhpc.records import Conversation, ExecResult, Limits, Outcome, Reply
-from clawhpc.rollout import RolloutParts, RolloutPlan, run_rollout
+from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Mount, Sandbox
 from clawhpc.sandbox.settings import SandboxLimits, SandboxSettings
 from clawhpc.tasks.families import ShellStep

@@ -14,7 +14,9 @@ from clawhpc.engine.client import EngineLost
 from clawhpc.errors import EngineError, SandboxError
 from clawhpc.proxy.respond import PolicySampling
 from clawhpc.records import ExecResult, Limits, Outcome, RolloutRecord
-from clawhpc.rollout import Trace, check_machine, run_rollout
+from clawhpc.rollout.ending import check_machine
+from clawhpc.rollout.run import run_rollout
+from clawhpc.rollout.trace import Trace
 from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes.caller import policy
 from tests.fakes.engine import FakeEngine, replies

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from clawhpc.records import ExecResult, Outcome
-from clawhpc.rollout import run_rollout
+from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes.records import make_task
 from tests.fakes.rollout import FakeSandbox, one_call, parts_of, plan_of, roll, succeed, workspace_of
@@ -58,7 +58,7 @@ async def test_a_workspace_that_takes_long_to_remove_does_not_hold_up_its_rollou
     (tmp_path / "rm").write_text('#!/bin/sh\nsleep 1\nexec /bin/rm "$@"\n')
     (tmp_path / "rm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("clawhpc.rollout.TEARDOWN_S", 0.1)
+    monkeypatch.setattr("clawhpc.rollout.folder.TEARDOWN_S", 0.1)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     record = await run_rollout(plan_of(), parts_of(scratch, FakeSandbox(one_call)))
@@ -76,7 +76,7 @@ async def test_inputs_that_take_long_to_copy_do_not_hold_up_the_rollout(
         copied.append(source)
         go_on.wait(20)
 
-    monkeypatch.setattr("clawhpc.rollout.shutil.copy2", copy_slowly)
+    monkeypatch.setattr("clawhpc.rollout.folder.shutil.copy2", copy_slowly)
     inputs, scratch = tmp_path / "inputs", tmp_path / "scratch"
     for folder in (inputs, scratch):
         folder.mkdir()

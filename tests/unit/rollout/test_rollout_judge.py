@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from clawhpc.records import ExecResult, Outcome, RolloutRecord, TaskSpec, Verdict, Verifier
-from clawhpc.rollout import run_rollout
+from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.verify.judge import open_judge
 from clawhpc.verify.settings import JudgeModel, JudgeSettings, ShapingSettings

@@ -12,7 +12,7 @@ import pytest
 
 from clawhpc.harness.base import mcp_entry
 from clawhpc.records import ExecResult, LaunchPlan, LaunchRequest, McpServer, Outcome, RolloutRecord
-from clawhpc.rollout import run_rollout
+from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes import mcp_server
 from tests.fakes.records import make_task

@@ -9,7 +9,7 @@ import pytest
 
 from clawhpc.errors import UserError
 from clawhpc.records import ExecResult
-from clawhpc.rollout import run_rollout
+from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.tasks.harbor import load_tasks
 from clawhpc.tasks.layout import Layout

@@ -1,0 +1,1 @@
+"""Run one harness on one task."""
