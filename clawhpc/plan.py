@@ -15,7 +15,7 @@ from clawhpc.estimate.decoder import find_decoder
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
 from clawhpc.estimate.rollouts import harness_costs
-from clawhpc.estimate.run import Asked, Estimate, estimate_run
+from clawhpc.estimate.run import Asked, RunEstimate, estimate_run
 from clawhpc.launch.settings import JobSettings
 
 FITS = "It fits, as far as can be worked out."
@@ -82,7 +82,7 @@ def asked_of(config: RunConfig) -> Asked:
     )
 
 
-def sections(asked: Asked, estimate: Estimate) -> Iterator[Section]:
+def sections(asked: Asked, estimate: RunEstimate) -> Iterator[Section]:
     """The tables, in the order in which one asks."""
     yield "policy", list(_policy(asked, estimate))
     yield f"learner, each of {asked.num_ranks} ranks", list(_learner(asked, estimate))
@@ -94,7 +94,7 @@ def sections(asked: Asked, estimate: Estimate) -> Iterator[Section]:
         yield "jobs", list(_jobs(asked, estimate))
 
 
-def _policy(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _policy(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     decoder = asked.decoder
     yield "shape", f"{asked.folder.name}, {decoder.num_layers} layers of {decoder.hidden_size}"
     active = f", {_billions(decoder.active_params)} of them active" if decoder.num_experts else ""
@@ -105,7 +105,7 @@ def _policy(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
         yield "reference", f"{estimate.networks.reference:,}"
 
 
-def _learner(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _learner(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     memory, learner = estimate.learner, asked.learner
     yield "weights", _gib(memory.weights)
     yield "gradients", _gib(memory.gradients)
@@ -121,7 +121,7 @@ def _learner(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "host of rank 0", f"{_on_disk(estimate.host.peak)} of RAM to load, publish and write checkpoints"
 
 
-def _engine(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _engine(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     memory, engine = estimate.engine, asked.engine
     per = f"on each of {asked.engine_gpus} GPUs" if asked.engine_on_gpu else "of RAM"
     yield "weights", f"{_gib(memory.weights)} {per}"
@@ -131,18 +131,18 @@ def _engine(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "rollouts at a time", f"{many}, which need {estimate.cache_share:.0%} of the cache at their end"
 
 
-def _step(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _step(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     campaign, tokens = asked.campaign, estimate.tokens
     yield "rollouts", f"{tokens.num_rollouts} = {campaign.groups_per_step} groups of {campaign.samples_per_group}"
     for name, cost in asked.costs.items():
         yield f"prompt of {name}", f"{cost.prompt_tokens:,} tokens"
     yield "longest context", f"{tokens.longest:,} tokens of {asked.engine.max_model_len:,}"
     yield "drawn", f"{tokens.drawn:,} tokens"
-    yield "read", f"{tokens.read:,} tokens that no cache has"
+    yield "read", f"{tokens.read:,} tokens at most: prompts of harnesses once for each group, and what is new"
     yield "in rows", f"{tokens.in_rows:,} tokens in {tokens.num_rows} rows, {asked.learner.epochs} times"
 
 
-def _time(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _time(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     seconds = estimate.seconds
     yield "collect", f"{seconds.collect:.0f} s: {seconds.rounds} rounds of {seconds.rollout:.0f} s"
     yield "learn", f"{seconds.learn:.0f} s"
@@ -156,7 +156,7 @@ def _time(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
         yield "GPU hours", f"{estimate.gpu_hours:,.0f} on {estimate.num_gpus} GPUs"
 
 
-def _storage(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _storage(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     storage = estimate.storage
     yield "rollouts of a step", _on_disk(storage.rollouts)
     policies = f"{storage.num_policies} of {asked.campaign.num_steps + 1}, {_on_disk(storage.policy)} each"
@@ -166,7 +166,7 @@ def _storage(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "run", _on_disk(storage.run)
 
 
-def _jobs(asked: Asked, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _jobs(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     launch = asked.launch
     yield "campaign", f"{asked.learner.num_nodes} nodes, {_job(launch.campaign, launch.campaign.timeout_min)}"
     elements = f"{launch.num_workers} elements, {asked.workers.num} at a time"
@@ -186,7 +186,7 @@ def assumptions(asked: Asked) -> Section:
     return "taken for granted, not measured", [(f"plan.{name}", f"{value:g}") for name, value in plan.items()]
 
 
-def say_json(asked: Asked, estimate: Estimate, misfits: Sequence[str]) -> None:
+def say_json(asked: Asked, estimate: RunEstimate, misfits: Sequence[str]) -> None:
     """One JSON text on standard output: bytes, tokens and seconds."""
     learner, engine = estimate.learner, estimate.engine
     derived = {

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import chain
 
 from clawhpc.estimate.memory import GIB
-from clawhpc.estimate.run import Asked, Estimate, num_gpus
+from clawhpc.estimate.run import Asked, RunEstimate, num_gpus
 
 GIGA = 1e9
 
 
-def find_misfits(asked: Asked, estimate: Estimate) -> tuple[str, ...]:
+def find_misfits(asked: Asked, estimate: RunEstimate) -> tuple[str, ...]:
     """Empty where all fits."""
     return tuple(
         chain(
@@ -26,7 +26,7 @@ def find_misfits(asked: Asked, estimate: Estimate) -> tuple[str, ...]:
     )
 
 
-def _of_engine(asked: Asked, estimate: Estimate) -> Iterator[str]:
+def _of_engine(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     settings, memory, decoder = asked.engine, estimate.engine, asked.decoder
     tensor = settings.tensor_parallel_size
     if decoder.num_heads % tensor:
@@ -53,7 +53,7 @@ def _of_engine(asked: Asked, estimate: Estimate) -> Iterator[str]:
         )
 
 
-def _of_learner(asked: Asked, estimate: Estimate) -> Iterator[str]:
+def _of_learner(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     if not asked.learner_on_gpu:
         return
     room = (asked.plan.gpu_memory_gib - asked.plan.reserve_gib) * GIB
@@ -69,7 +69,7 @@ def _of_learner(asked: Asked, estimate: Estimate) -> Iterator[str]:
         )
 
 
-def _advice(asked: Asked, estimate: Estimate) -> str:
+def _advice(asked: Asked, estimate: RunEstimate) -> str:
     """What helps, most of all first."""
     learner, memory = asked.learner, estimate.learner
     ways = ["raise learner.num_nodes or learner.devices"]
@@ -86,7 +86,7 @@ def _advice(asked: Asked, estimate: Estimate) -> str:
     return ", ".join(ways)
 
 
-def _of_shared_gpu(asked: Asked, estimate: Estimate) -> Iterator[str]:
+def _of_shared_gpu(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     """Where nothing is Slurm's, learner and engine share the first GPU."""
     if asked.on_slurm or not (asked.engine_on_gpu and asked.learner_on_gpu):
         return
@@ -99,7 +99,7 @@ def _of_shared_gpu(asked: Asked, estimate: Estimate) -> Iterator[str]:
         )
 
 
-def _of_jobs(asked: Asked, estimate: Estimate) -> Iterator[str]:
+def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     if not asked.on_slurm:
         return
     workers, campaign = asked.launch.slurm, asked.launch.campaign
@@ -125,7 +125,7 @@ def _of_jobs(asked: Asked, estimate: Estimate) -> Iterator[str]:
         )
 
 
-def _of_windows(asked: Asked, estimate: Estimate) -> Iterator[str]:
+def _of_windows(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     window, positions = asked.engine.max_model_len, asked.decoder.num_positions
     if window > positions:
         yield f"engine.max_model_len={window}: the policy has {positions} positions; set it to at most {positions}"
@@ -147,7 +147,7 @@ def _of_windows(asked: Asked, estimate: Estimate) -> Iterator[str]:
         )
 
 
-def _of_rollouts(asked: Asked, estimate: Estimate) -> Iterator[str]:
+def _of_rollouts(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     limits, plan, seconds = asked.limits, asked.plan, estimate.seconds
     left_s = limits.harness_s
     if seconds.rollout > left_s:

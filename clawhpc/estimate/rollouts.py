@@ -83,7 +83,7 @@ class StepTokens:
     num_rollouts: int
     drawn: int
     read: int
-    """That engines compute of prompts: a head once for each group, then what is new in each call."""
+    """That engines compute of prompts, at most: a head once for each group, then what is new in each call."""
     longest: int
     """The context at the end of the longest rollout."""
     in_rows: int

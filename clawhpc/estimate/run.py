@@ -118,7 +118,7 @@ class Storage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class RunEstimate:
     """What a run takes."""
 
     networks: Networks
@@ -143,7 +143,7 @@ class Estimate:
     gpu_hours: float
 
 
-def estimate_run(asked: Asked) -> Estimate:
+def estimate_run(asked: Asked) -> RunEstimate:
     """All of it."""
     engine = engine_memory(asked.decoder, asked.engine, asked.plan, on_gpu=asked.engine_on_gpu)
     costs = tuple(asked.costs.values())
@@ -164,7 +164,7 @@ def estimate_run(asked: Asked) -> Estimate:
     hours = asked.campaign.num_steps * step_s / HOUR_S
     of_workers = asked.workers.num * asked.engine_gpus if asked.engine_on_gpu else 0
     gpus = of_workers + (asked.num_ranks if asked.learner_on_gpu and asked.on_slurm else 0)
-    return Estimate(
+    return RunEstimate(
         networks=networks,
         learner=learner_memory(asked.decoder, asked.learner, asked.credit),
         host=host_memory(asked.decoder, asked.learner, asked.credit),

@@ -3,9 +3,9 @@
 collect   rounds of as many rollouts as run at a time. A rollout starts, and then n times reads what is new, draws a
           reply and waits for its tool. A token is drawn for all that run on one engine at once, in the time in which
           the GPU reads the weights and the keys and values of all of them
-learn     rounds of one row for each rank, `epochs` times forward and backward, of 2 A T + 4 L Q T S operations
-          forward (A: parameters that a token is multiplied with; S: tokens that it looks at), twice that backward,
-          and once more with checkpointing; values and a reference take a forward pass of their own
+          A token takes 2 A + 4 L Q S operations (A: parameters that it is multiplied with; S: tokens that it looks at)
+learn     rounds of one row for each rank, `epochs` times forward, of as many operations for each token, twice that
+          backward, and once more with checkpointing; values and a reference take a forward pass of their own
 publish   weights in fp32: written, and read for their digest; a checkpoint, every so many steps
 load      weights in fp32, by all engines at the same time
 """
@@ -81,7 +81,7 @@ def step_seconds(
     """`on_gpu`: the engines, the learner."""
     together = workers.at_a_time(tokens.num_rollouts)
     token_s = draw_s(decoder, engine, plan, together, tokens, on_gpu=on_gpu[0])
-    read_s = 2 * decoder.computed_params / (_engine_tflops(engine, plan, on_gpu[0]) * TERA)
+    read_s = token_operations(decoder, tokens) / (_engine_tflops(engine, plan, on_gpu[0]) * TERA)
     new = plan.calls * plan.result_tokens * together / engine.data_parallel_size
     cpu_s = [cost.cpu_s for cost in costs]
     start_s = max([*cpu_s, sum(cpu_s) / len(cpu_s) * together / (workers.num_cpus or together)])
@@ -101,6 +101,11 @@ def step_seconds(
         drawn_per_s=together / token_s,
         learned_per_s=learned_per_s,
     )
+
+
+def token_operations(decoder: Decoder, tokens: StepTokens) -> float:
+    """Of a token's way through the layers."""
+    return 2 * decoder.computed_params + 4 * decoder.num_layers * decoder.query_width * tokens.mean_keys
 
 
 def _engine_tflops(engine: EngineSettings, plan: PlanSettings, on_gpu: bool) -> float:
@@ -134,9 +139,8 @@ def learn_s(
     """Of all updates of a step; and tokens of a row in a second, in an update."""
     num_ranks = learner.devices * learner.num_nodes
     tflops = plan.learner_efficiency * (plan.gpu_tflops if on_gpu else plan.cpu_tflops)
-    attention = 4 * decoder.num_layers * decoder.query_width * tokens.mean_keys
     head = 2 * decoder.embedding_params * tokens.drawn / tokens.in_rows
-    forward_s = (2 * decoder.computed_params + attention + head) / (tflops * TERA)
+    forward_s = (token_operations(decoder, tokens) + head) / (tflops * TERA)
     own_critic = credit.needs_critic and learner.critic.backbone == "own"
     passes = 4 if learner.gradient_checkpointing else 3
     before = int(credit.needs_critic) + int(learner.loss.kl_coef > 0)

@@ -53,6 +53,14 @@ def test_a_token_for_one_rollout_takes_as_long_as_reading_the_weights_and_its_ca
     assert draw_s(QWEN, ENGINE, plan, 1, TOKENS, on_gpu=True) == pytest.approx(read / 500e9)
 
 
+def test_a_rollout_reads_its_prompt_and_what_is_new_in_all_beside_it() -> None:
+    one = Workers(num=8, concurrency=1, num_cpus=16)
+    slow, fast = seconds(one, gpu_tflops=100.0), seconds(one, gpu_tflops=1e9)
+    num_read = COST.prompt_tokens + PLAN.calls * PLAN.result_tokens
+    operations = num_read * (2 * QWEN.computed_params + 4 * 36 * 4096 * TOKENS.mean_keys)
+    assert slow.rollout - fast.rollout == pytest.approx(operations / (PLAN.prefill_efficiency * 100e12), rel=1e-4)
+
+
 def test_a_mixture_reads_the_experts_that_somebody_has_chosen() -> None:
     mixture, read = KNOWN["Qwen3-30B-A3B"], []
     no_cache = replace(TOKENS, mean_keys=0)
