@@ -302,7 +302,10 @@ def test_a_report_names_the_policies_of_an_evaluation_and_says_what_they_cost(co
     run = read_run("e", run_of(config))
     policies = (*SKILL, "big", "free")
     assert list(run.evaluated.values()) == [f"{policy} on {on}" for policy in policies for on in SETS]
-    rewards = {run.evaluated[step]: {one.verdict.reward for one in records if one.verdict} for step, records in run.evaluations.items()}
+    rewards = {
+        run.evaluated[step]: {one.verdict.reward for one in records if one.verdict}
+        for step, records in run.evaluations.items()
+    }
     assert rewards == {f"{policy} on {on}": {SKILL.get(policy, 0.5)} for policy in policies for on in SETS}
     assert run.usd == {"API": pytest.approx(NUM_ROLLOUTS / 2 * 0.002)}
     assert run.finished
