@@ -128,7 +128,7 @@ def parse_python(key: str, code: str) -> ast.Module:
 
 def check_path(root: Path) -> None:
     """A fault where `root` has a path that no record can hold."""
-    if SURROGATE.search(str(root.resolve())):
+    if SURROGATE.search(f"{root} {root.resolve()}"):
         raise Fault(f"{root}: its path is not UTF-8; give it another name")
 
 

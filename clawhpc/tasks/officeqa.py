@@ -24,7 +24,9 @@ from clawhpc.tasks.layout import Layout
 COLUMNS = ("uid", "question", "answer", "source_files")
 SCORER, SCORE = "reward.py", "score_answer"
 ANSWER_FILE = "answer.txt"
-MAX_FIELD_CHARS = 1 << 20
+MAX_HEADER_CHARS = 1 << 16
+MAX_ANSWER_CHARS = 1 << 20
+"""That the scorer is asked about: one that ran out of memory would spare the policy its 0."""
 TOLERANCE = 0.0
 """Relative, of numbers: the scorer's own default."""
 ASK = f"\n\nThe documents are in your working directory. Write the answer, and nothing else, to the file {ANSWER_FILE}."
@@ -39,9 +41,9 @@ from pathlib import Path
 from reward import {SCORE}
 
 answer = Path("{WORKSPACE_MOUNT}/{ANSWER_FILE}")
-said = answer.read_text(errors="replace").strip() if answer.is_file() else ""
+said = answer.open(errors="replace").read({MAX_ANSWER_CHARS}).strip() if answer.is_file() else ""
 expected = Path("/tests/expected").read_text()
-print({SCORE}(expected, said, {TOLERANCE}) if said else 0.0)
+print(float({SCORE}(expected, said, {TOLERANCE})) if said else 0.0)
 """
 
 
@@ -68,7 +70,7 @@ def tables(folder: Path) -> list[Path]:
 def is_table(path: Path) -> bool:
     """Whether the first line names the columns."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        header = next(csv.reader([file.readline(MAX_FIELD_CHARS)]), [])
+        header = next(csv.reader([file.readline(MAX_HEADER_CHARS)]), [])
     return set(COLUMNS[:3]) <= set(header)
 
 

@@ -238,14 +238,16 @@ EXPANDED = "harnesses would expand it; put it into a file of the server's own"
         ({"env": {"A=B": "c"}}, "mcp_servers[1].env: the name of a variable is empty or has a ="),
         ({"env": {"A": 1}}, "Expected `str`, got `int` - at `$.mcp_servers[1].env[...]`"),
         ({"command": ["./web"], "host": True}, "mcp_servers[1].command: './web' is no file of mcp_host/"),
-        ({"command": ["./../x"], "host": True}, "mcp_servers[1].command: './../x' is no file of mcp_host/"),
+        ({"command": ["./../up"], "host": True}, "mcp_servers[1].command: './../up' is no file of mcp_host/"),
         ({"command": ["./a\0b"], "host": True}, "mcp_servers[1].command: './a\\x00b' is no file of mcp_host/"),
         ({"url": "http://x"}, "Object contains unknown field `url` - at `$.mcp_servers[1]`"),
     ],
 )
 def test_a_faulty_mcp_server_is_named_by_file_and_key(tmp_path: Path, server: dict[str, Any], fault: str) -> None:
     servers = [{"name": "lab", "command": ["lab"]}, {"name": "web", "command": ["web"]} | server]
-    lay_task(tmp_path, "faulty", mcp_servers=servers)
+    root = lay_task(tmp_path, "faulty", mcp_servers=servers)
+    (root / "mcp_host").mkdir()
+    (root / "up").touch()
     assert only_fault(tmp_path) == f"{tmp_path}/faulty/data_entry.json: {fault}"
 
 

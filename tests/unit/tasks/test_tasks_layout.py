@@ -1,5 +1,7 @@
 import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +63,27 @@ def test_links_to_folders_are_files_below_and_are_not_followed(tmp_path: Path) -
     (tmp_path / "a/b/c").touch()
     (tmp_path / "up").symlink_to(tmp_path)
     assert dict(files_below(tmp_path)) == {"a/b/c": tmp_path / "a/b/c", "up": tmp_path / "up"}
+
+
+def test_who_comes_second_finds_the_folder_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, files, mkdtemp = Layout(tmp_path / "cache"), {"a/b": "text"}, tempfile.mkdtemp
+
+    def another_is_faster(**where: Any) -> str:
+        monkeypatch.undo()
+        layout.lay_out(files)
+        return mkdtemp(**where)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", another_is_faster)
+    folder = Path(layout.lay_out(files))
+    assert (folder / "a/b").read_text() == "text"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_file_that_was_written_anew_is_another(tmp_path: Path) -> None:
+    layout, source = Layout(tmp_path / "cache"), tmp_path / "source"
+    source.write_text("old")
+    os.utime(source, (1, 1))
+    old = layout.lay_out({"a": source})
+    source.write_text("new")
+    assert Path(layout.lay_out({"a": source}), "a").read_text() == "new"
+    assert Path(old, "a").read_text() == "old"

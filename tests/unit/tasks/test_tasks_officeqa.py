@@ -30,7 +30,9 @@ def test_each_row_is_a_task_with_the_documents_that_it_names(tmp_path: Path) -> 
     assert [path.name for path in Path(first.input_dir).iterdir()] == ["doc0.txt"]
 
 
-@pytest.mark.parametrize(("said", "reward"), [("0\n", "1.0"), ("1", "0.0"), ("", "0.0"), (None, "0.0")])
+@pytest.mark.parametrize(
+    ("said", "reward"), [("0\n", "1.0"), ("1", "0.0"), ("", "0.0"), (None, "0.0"), (" " * (1 << 20) + "0", "0.0")]
+)
 def test_the_scorer_of_the_set_is_asked_about_what_was_written(tmp_path: Path, said: str | None, reward: str) -> None:
     """Its program, run on the host with host paths for those of the sandbox."""
     lay_officeqa(tmp_path / "set")
@@ -92,6 +94,12 @@ def test_a_link_to_a_document_is_followed_but_not_out_of_the_set(tmp_path: Path)
     (task,) = load(tmp_path).tasks
     assert task.input_dir is not None
     assert not Path(task.input_dir, "doc0.txt").is_symlink()
+
+
+def test_a_table_of_something_else_is_none(tmp_path: Path) -> None:
+    write_files(tmp_path, {"long.csv": "x" * 300_000, "other.csv": "a,b\n", "empty.csv": ""})
+    (tmp_path / "bytes.csv").write_bytes(bytes(range(256)))
+    assert officeqa.tables(tmp_path) == []
 
 
 def test_the_scorer_must_be_there(tmp_path: Path) -> None:
