@@ -126,11 +126,13 @@ import json, os, sys
 for line in sys.stdin:
     print(json.dumps({"id": json.loads(line)["id"], "result": dict(os.environ)}), flush=True)
 """
-    async with opened(server(tell, NOTE="hello"), folder=folder) as told, bridged(told) as client:
+    wanted = {"NOTE": "hello", "CLAWHPC_OWNER": "nobody", "CLAWHPC_MCP": "nobody"}  # by these the dead are found
+    async with opened(server(tell, **wanted), folder=folder) as told, bridged(told) as client:
         seen = (await client.ask("resources/read", uri="env"))["result"]
     assert isinstance(seen, dict)
     assert {"NOTE", "PATH", "HOME", "LANG", "CLAWHPC_OWNER", "CLAWHPC_MCP"} >= seen.keys() - {"LC_CTYPE"}
     assert (seen["NOTE"], seen["CLAWHPC_OWNER"]) == ("hello", "test")
+    assert seen["CLAWHPC_MCP"] != "nobody"
     assert Path(seen["HOME"]).is_relative_to(folder)
 
 
