@@ -147,17 +147,17 @@ def test_a_campaign_killed_at_any_moment_goes_on_with_the_same_plans_and_each_ro
 def test_a_policy_that_a_plan_names_is_there_whenever_the_run_was_killed_and_few_others_are(
     tmp_path: Path, max_staleness: int
 ) -> None:
-    learner = LearnerSettings(keep_policies=2, keep_policy_every=4, checkpoint_every=3, max_staleness=max_staleness)
-    settings = replace(SETTINGS, num_steps=9)
+    learner = LearnerSettings(keep_policies=2, keep_policy_every=2, checkpoint_every=2, max_staleness=max_staleness)
+    settings = replace(SETTINGS, num_steps=5, groups_per_step=1)
     whole = Process(RunPaths(tmp_path / "whole"), max_staleness, settings, learner=learner)
-    assert whole.run() == 9
-    newest = range(8 - max_staleness, 10)
-    assert published_steps(whole.paths) == sorted({0, 4, 8, *newest})
+    assert whole.run() == 5
+    newest = range(4 - max_staleness, 6)
+    assert published_steps(whole.paths) == sorted({0, 2, *newest})
     for kill_at in range(1, whole.fate.moments + 1):
         paths = RunPaths(tmp_path / str(kill_at))
         with pytest.raises(Killed):
             Process(paths, max_staleness, settings, Fate(kill_at), learner=learner).run()
-        assert Process(paths, max_staleness, settings, learner=learner).run() == 9, "which looks at each plan's policy"
+        assert Process(paths, max_staleness, settings, learner=learner).run() == 5, "which looks at each plan's policy"
         assert published_steps(paths) == published_steps(whole.paths)
 
 
