@@ -129,7 +129,7 @@ def _copy(one: Instruction, made: Environment, context: Path, where: str) -> Non
             if path.is_dir():
                 made.files |= {target / name: file for name, file in files_below(path)}
             else:
-                made.files[target / path.name if into else target] = path
+                made.files[target / path.name if into else target] = path.resolve()  # as Docker has it
 
 
 def _copy_words(one: Instruction, where: str) -> list[str]:

@@ -70,6 +70,17 @@ def test_files_are_copied_to_where_docker_copies_them(tmp_path: Path, lines: str
     assert copied(tmp_path, lines) == files
 
 
+def test_a_link_that_is_named_is_followed_and_one_in_a_folder_stays_a_link(tmp_path: Path) -> None:
+    context = write_files(tmp_path, {"a": "", "d/c": ""})
+    (context / "l").symlink_to("a")
+    (context / "d/l").symlink_to("c")
+    copied = read(context, "FROM x\nCOPY l /app/\nCOPY d /app/d\n").files
+    expected = {"/app/l": "a", "/app/d/c": "d/c", "/app/d/l": "d/l"}
+    assert {str(target): path for target, path in copied.items()} == {
+        target: context / name for target, name in expected.items()
+    }
+
+
 def test_the_whole_context_is_copied_with_its_dockerfile(tmp_path: Path) -> None:
     assert copied(tmp_path, "COPY . .").keys() == {"/app/a", "/app/b", "/app/d/c", "/app/d/e/f", "/app/Dockerfile"}
 
