@@ -90,6 +90,11 @@ def test_harnesses_that_start_together_share_their_cpus() -> None:
     assert narrow.rollout - wide.rollout == pytest.approx(3 * COST.cpu_s)
 
 
+def test_a_rollout_alone_on_many_cpus_starts_in_the_time_that_its_harness_takes() -> None:
+    alone = seconds(Workers(num=8, concurrency=1, num_cpus=64), gpu_tflops=1e9, gpu_bandwidth_gb_s=1e9, tool_s=0.0)
+    assert alone.rollout == pytest.approx(COST.cpu_s, rel=1e-3)
+
+
 def test_learning_takes_three_forward_passes_four_with_checkpointing_and_each_update_again() -> None:
     once = learning()
     assert learning(replace(LEARNER, gradient_checkpointing=True)) == pytest.approx(4 / 3 * once)
