@@ -20,6 +20,7 @@ from clawhpc.estimate.decoder import KNOWN, Decoder, read_decoder
 from clawhpc.estimate.memory import (
     FP32,
     GIB,
+    LearnerMemory,
     count_networks,
     engine_memory,
     gathered,
@@ -88,6 +89,14 @@ def test_a_learner_holds_as_many_bytes_of_weights_gradients_and_optimizer_as_is_
     assert memory.gradients == num_bytes(parameter.grad for parameter in learned)
     assert memory.moments == num_bytes(moments)
     assert memory.reference == sum(num_bytes(network.parameters()) for network in module.reference)
+
+
+def test_the_most_at_a_time_is_while_a_row_passes_or_while_the_optimizer_moves() -> None:
+    parts = {"weights": 1, "gradients": 1, "moments": 2, "reference": 1}
+    memory = LearnerMemory(**parts, gathered=2, activations=3, logits=4, optimizer=5)
+    assert memory.peak == 5 + 2 + 4
+    assert dataclasses.replace(memory, activations=9).peak == 5 + 2 + 9
+    assert dataclasses.replace(memory, optimizer=7).peak == 5 + 7
 
 
 def model_of(decoder: Decoder, num_layers: int, dtype: torch.dtype) -> PreTrainedModel:
