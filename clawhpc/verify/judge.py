@@ -89,16 +89,17 @@ class JudgeEndpoint:
     async def ask(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, *, timeout_s: float) -> Opinion:
         """An opinion. `Unanswered` when there is none within `timeout_s`."""
         try:
-            answer = await self._post(prompt, rubric, bill, anyio.current_time() + timeout_s)
-        except NoAnswer as error:
-            raise Unanswered(str(error)) from error
+            with anyio.fail_after(timeout_s):  # of both requests together, where there are two
+                answer = await self._post(prompt, rubric, bill, timeout_s)
+        except (NoAnswer, TimeoutError) as error:
+            raise Unanswered(str(error) or f"no answer within {timeout_s:g} s") from error
         if not answer.is_ok:
             words = self._api.words(answer.content.decode(errors="replace"))
             wait_s = answer.retry_after_s(time.time()) or 0.0
             raise Unanswered(f"status {answer.status}: {words}", again=answer.passes, wait_s=wait_s)
         return self._read(answer.content, rubric, bill)
 
-    async def _post(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, deadline: float) -> ApiAnswer:
+    async def _post(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, timeout_s: float) -> ApiAnswer:
         """The answer to a request with a schema, or without where the endpoint does not know them."""
         body: dict[str, Any] = {
             "model": self.model.name,
@@ -110,17 +111,17 @@ class JudgeEndpoint:
         if self._takes_schema:
             named = {"name": "scores", "strict": True, "schema": answer_schema(rubric)}
             told = {**body, "response_format": {"type": "json_schema", "json_schema": named}}
-            answer = await self._send(told, bill, deadline)
+            answer = await self._send(told, bill, timeout_s)
             if answer.status not in SCHEMA_REFUSED:
                 return answer
-        answer = await self._send(body, bill, deadline)
+        answer = await self._send(body, bill, timeout_s)
         if answer.is_ok:
             self._takes_schema = False
         return answer
 
-    async def _send(self, body: dict[str, Any], bill: Bill, deadline: float) -> ApiAnswer:
+    async def _send(self, body: dict[str, Any], bill: Bill, timeout_s: float) -> ApiAnswer:
         bill.num_requests += 1
-        return await self._api.post(msgspec.json.encode(body), timeout_s=deadline - anyio.current_time())
+        return await self._api.post(msgspec.json.encode(body), timeout_s=timeout_s)
 
     def _read(self, content: bytes, rubric: Rubric, bill: Bill) -> Opinion:
         try:

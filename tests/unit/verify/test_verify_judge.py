@@ -270,6 +270,14 @@ async def test_an_endpoint_that_knows_no_schema_is_asked_without_from_then_on() 
     assert ["response_format" in request.body for request in endpoint.requests] == [True, False, False]
 
 
+async def test_both_requests_of_an_attempt_share_its_time() -> None:
+    refused = replace(failure(400, "no schema"), after_s=0.3)
+    start = anyio.current_time()
+    with pytest.raises(VerifierError, match=r"no answer within 0\.5 s \(2 requests"):
+        await judged(refused, replace(GOOD, after_s=0.4), settings=replace(FAST, request_s=0.5, max_attempts=1))
+    assert anyio.current_time() - start < 5.0
+
+
 async def test_a_request_that_is_wrong_with_and_without_a_schema_is_the_failure() -> None:
     async with asking(failure(400, "context length exceeded")) as (endpoint, ask):
         for _ in range(2):
