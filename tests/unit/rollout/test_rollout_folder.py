@@ -44,7 +44,7 @@ async def is_emptied(folder: Path) -> bool:
 
 async def test_a_workspace_too_deep_for_recursion_is_removed(tmp_path: Path) -> None:
     async def dig(command: SandboxCommand) -> ExecResult:
-        nest(workspace_of(command), 3000)
+        nest(workspace_of(command), 1500)
         return await one_call(command)
 
     record = await run_rollout(plan_of(), parts_of(tmp_path, FakeSandbox(dig)))
