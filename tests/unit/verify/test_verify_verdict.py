@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from clawhpc.errors import SandboxError, VerifierError
-from clawhpc.records import CallRecord, ExecResult, Reply, ScriptCheck, TaskSpec, Verdict, Verifier
+from clawhpc.records import CallRecord, CallRole, ExecResult, Reply, ScriptCheck, TaskSpec, Verdict, Verifier
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.tasks.families import draw_task
 from clawhpc.verify.judge import Judge, open_judge
@@ -177,10 +177,12 @@ async def test_the_judge_sees_what_the_harness_left_and_not_what_the_script_writ
 async def test_what_the_policy_said_last_is_shown_where_it_is_wanted(workspace: Path, shown: bool, seen: bool) -> None:
     (*before, last) = capture(draw_task("relay", random.Random(0), "train")).calls
     last = replace(last, reply=Reply(text="All is done, I think."))
+    title = replace(last, call_id=98, role=CallRole.SIDE, reply=Reply(text="A title"))
     unanswered = replace(last, call_id=99, reply=None)
     async with judge_of(verdict(1, 1), final_reply=shown) as (endpoint, judge):
-        await verdict_on(workspace, RUBRIC_ONLY, judge, calls=(*before, last, unanswered))
+        await verdict_on(workspace, RUBRIC_ONLY, judge, calls=(*before, last, title, unanswered))
     assert ("All is done, I think." in endpoint.requests[0].user) is seen
+    assert "A title" not in endpoint.requests[0].user
 
 
 async def test_an_injected_instruction_is_data_and_only_the_judge_gives_scores(workspace: Path) -> None:

@@ -235,3 +235,10 @@ def test_an_error_is_read_in_every_form(body: bytes, said: str) -> None:
 def test_an_overflow_is_known_by_the_words_of_each_provider(message: str, figures: tuple[int, int] | None) -> None:
     overflow = overflow_of(message, 1000)
     assert (overflow and (overflow.num_tokens, overflow.maximum)) == figures
+
+
+def test_what_anthropic_counts_apart_is_all_input() -> None:
+    usage = {"input_tokens": 5, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 200, "output_tokens": 7}
+    body = msgspec.json.encode({"content": [{"type": "text", "text": "hi"}], "usage": usage})
+    counted = AnthropicClient().read_answer(body, str).usage
+    assert counted == Usage(input_tokens=235, output_tokens=7, cached_tokens=200)
