@@ -96,7 +96,8 @@ def sections(asked: Asked, estimate: RunEstimate) -> Iterator[Section]:
 
 def _policy(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
     decoder = asked.decoder
-    yield "shape", f"{asked.folder.name}, {decoder.num_layers} layers of {decoder.hidden_size}"
+    unseen = "" if (asked.folder / "config.json").is_file() else ", though the folder is not there yet"
+    yield "shape", f"{asked.folder.name}, {decoder.num_layers} layers of {decoder.hidden_size}{unseen}"
     active = f", {_billions(decoder.active_params)} of them active" if decoder.num_experts else ""
     yield "parameters", f"{decoder.num_params:,} ({_billions(decoder.num_params)}{active})"
     if estimate.networks.critic:

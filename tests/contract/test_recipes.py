@@ -28,7 +28,7 @@ from clawhpc.launch.executor import campaign_executor, make_executor, submit
 from clawhpc.launch.turn import script_end
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
-from clawhpc.plan import asked_of
+from clawhpc.plan import asked_of, sections
 from clawhpc.records import GroupPlan, RolloutRecord, StepPlan
 from clawhpc.store import read_policy, read_rollouts
 from clawhpc.tasks.sets import TaskSets
@@ -131,6 +131,8 @@ def test_engine_and_learner_that_share_a_gpu_must_fit_it_together() -> None:
 def test_a_policy_that_is_not_there_is_the_one_that_sft_would_make_unless_it_comes_from_elsewhere() -> None:
     made = typed(compose_config("experiment=mix_harness", "policy.shape.num_layers=3"))
     assert asked_of(made).decoder.num_layers == 3
+    said = dict(sections(asked_of(made), estimate_run(asked_of(made))))
+    assert dict(said["policy"])["shape"].endswith(", though the folder is not there yet")
     with pytest.raises(UserError, match=r"policy\.folder=.*mystery"):
         asked_of(changed(compose_recipe(SMALLEST), "policy.folder=/models/mystery"))
 
