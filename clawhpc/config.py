@@ -357,6 +357,7 @@ def start_log() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout, force=True
     )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request to a judge
 
 
 def explain(error: Exception) -> str:

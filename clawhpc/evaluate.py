@@ -101,10 +101,11 @@ def evaluate(config: RunConfig, open_pool: OpenPool = WorkerPool) -> None:
         for cell in evaluation.cells:
             if not cell.table.num_rollouts:
                 log.warning("%s with %s on %s: every rollout has failed", cell.policy, cell.harness, cell.set)
-        if not paths.finished.exists():
-            send(config, paths, ledger, evaluation)
+        is_told = paths.finished.exists()
         write_atomic(paths.finished, msgspec.json.format(msgspec.json.encode(evaluation)))
         log.info("as JSON: %s", paths.finished)
+        if not is_told:
+            send(config, paths, ledger, evaluation)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = parse_arguments(argv)
     try:
+        if arguments.output.is_dir():
+            raise UserError(f"{arguments.output}: is a folder; name a file")
         runs = name_runs(arguments.runs)
         write_report(runs, arguments.output)
     except UserError as error:

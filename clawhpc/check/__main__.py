@@ -15,7 +15,7 @@ import msgspec
 
 from clawhpc.check.report import Findings, report
 from clawhpc.check.survey import Untouched, shared_ids, survey_set
-from clawhpc.config import EXIT_USER, RunConfig, entry_point, fail
+from clawhpc.config import EXIT_INTERRUPTED, EXIT_USER, RunConfig, entry_point, fail
 from clawhpc.errors import UserError, ungrouped
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import LoadedTasks
@@ -56,7 +56,10 @@ def main() -> None:
 
     def check(config: RunConfig) -> None:
         nonlocal code
-        findings = examine(config, asked)
+        try:
+            findings = examine(config, asked)
+        except KeyboardInterrupt:
+            fail("interrupted; the same command begins anew", EXIT_INTERRUPTED)
         sys.stdout.writelines(f"{line}\n" for line in report(findings, config.limits.harness_s))
         if asked.json is not None:
             content = {"problems": findings.problems, **msgspec.to_builtins(findings)}
@@ -81,11 +84,13 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Asked, list[str]]:
             rest.append(argument)
     if {"-h", "--help"}.intersection(rest):
         sys.stdout.write(HELP)
-    json = ours["json"][-1:]
+    json = Path(ours["json"][-1]).expanduser().absolute() if ours["json"] else None
+    if json is not None and (json.is_dir() or not json.parent.is_dir()):
+        fail(f"json={json}: must be a file in a folder that is there", EXIT_USER)
     asked = Asked(
         folders=tuple(Path(folder).expanduser().absolute() for folder in ours["tasks"]),
         most_untouched=_most_untouched((ours["untouched"] or [ALL])[-1]),
-        json=Path(json[0]).expanduser().absolute() if json else None,
+        json=json,
     )
     return asked, rest
 

@@ -26,7 +26,12 @@ def test_how_many_workspaces_to_score(word: str, most: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "why"),
-    [("untouched=some", "untouched=some: must be true, false, or a number of tasks"), ("tasks=", "tasks is empty")],
+    [
+        ("untouched=some", "untouched=some: must be true, false, or a number of tasks"),
+        ("tasks=", "tasks is empty"),
+        ("json=/nowhere/out.json", "json=/nowhere/out.json: must be a file in a folder that is there"),
+        ("json=/usr", "json=/usr: must be a file in a folder that is there"),
+    ],
 )
 def test_what_is_no_value_is_refused_in_one_line(argument: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

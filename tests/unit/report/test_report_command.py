@@ -66,6 +66,8 @@ def test_a_configuration_that_is_none_is_named(tmp_path: Path, capsys: pytest.Ca
 def test_a_page_that_cannot_be_written_is_said_in_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(runs / "ppo/001"), "-o", str(tmp_path)]) == 1
+    assert main([str(runs / "ppo/001"), "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path}: is a folder; name a file\n"
+    assert main([str(runs / "ppo/001"), "-o", "/proc/page.html"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("Is a directory")
+    assert line.startswith("/proc/")
