@@ -156,6 +156,16 @@ def test_every_policy_meets_every_set_with_every_harness(config: RunConfig) -> N
     assert differences == {("trained", "start", harness, on): 1.0 for harness in HARNESSES for on in SETS}
 
 
+def test_where_weights_and_biases_fails_the_json_is_there(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*parts: object) -> None:
+        raise ImportError("no lightning")
+
+    monkeypatch.setattr("clawhpc.evaluate.send", fail)
+    with pytest.raises(ImportError):
+        evaluate(config, Workers().open)
+    assert rates_of(result_of(config)) == RATES
+
+
 def test_the_same_task_of_two_sets_is_two_tasks(config: RunConfig) -> None:
     evaluate(config, Workers().open)
     steps = {(cell.policy, cell.set): cell.step for cell in result_of(config).cells}
