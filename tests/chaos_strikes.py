@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from clawhpc.ledger.reap import find_marked, read_processes
+from clawhpc.ledger.reap import Process, find_marked, read_processes
 from tests.chaos_parts import Chaos
 from tests.sandbox_parts import running
 from tests.slurm_cluster import COMMAND_S
@@ -77,13 +77,19 @@ def harnesses(chaos: Chaos) -> list[int]:
     """What init has started, verifiers aside."""
     processes, ours = read_processes(), chaos.processes()
     inits = {pid for pid, arguments in ours.items() if is_init(arguments)}
-    started = {pid: ours[pid] for pid in ours if pid in processes and processes[pid].parent in inits}
-    return [pid for pid, arguments in started.items() if not is_verifier(arguments)]
+    started = [processes[pid] for pid in ours if pid in processes and processes[pid].parent in inits]
+    return [process.pid for process in started if not is_verifier(process)]
 
 
-def is_verifier(arguments: list[str]) -> bool:
-    """The script, or what its sandbox is started with: the script alone is over before it is seen."""
-    return any("reward.sh" in one for one in arguments)
+def verifiers(chaos: Chaos) -> list[int]:
+    """The script, which is over before it is seen, or what its sandbox is started with and held by."""
+    processes, ours = read_processes(), chaos.processes()
+    return [pid for pid in ours if pid in processes and is_verifier(processes[pid])]
+
+
+def is_verifier(process: Process) -> bool:
+    """It has a variable that no harness has; Apptainer's runtime keeps it in a text, bubblewrap in its arguments."""
+    return process.carries("PYTEST_ADDOPTS") or b"reward.sh" in command_line(process.pid)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -240,7 +246,7 @@ def cut_power(chaos: Chaos, chance: random.Random) -> bool:
 EVERYWHERE: dict[str, Strike] = {
     "harness": killing(harnesses),
     "sandbox": killing(among(lambda arguments: is_container(arguments) or is_init(arguments))),
-    "verifier, with its sandbox": killing(among(is_verifier)),
+    "verifier, with its sandbox": killing(verifiers),
     "engine": killing(among(is_engine)),
     "worker, with its proxy": killing(among(is_worker)),
     "watchdog of a ledger": kill_watchdog,

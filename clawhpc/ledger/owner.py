@@ -48,13 +48,14 @@ class Ledger:
     what is left of the worker's.
     """
 
-    def __init__(self, *, root: Path, owner: str, lock: int, watchdog: subprocess.Popen[bytes]) -> None:
+    def __init__(self, *, root: Path, owner: str, lock: int, watchdog: subprocess.Popen[bytes], clear: bool) -> None:
         self.scratch = root / owner
         """A folder of this owner alone."""
         self._root = root
         self._owner = owner
         self._lock = lock
         self._watchdog = watchdog
+        self._clear = clear
 
     @classmethod
     def open(cls, root: Path | None = None, *, clear: bool = True, job: str = "") -> Ledger:
@@ -68,11 +69,11 @@ class Ledger:
         if len(os.fsencode(root / owner)) > MAX_SCRATCH_LENGTH:
             raise UserError(f"{root}: too long a path for unix sockets below it; choose a folder nearer to /")
         _make_private(root)
-        for failure in clear_remains(root).failures if clear else ():
-            log.warning(failure)
+        if clear:
+            _clear_dead(root)
         lock = _lock_new(root, owner, job)
         (root / owner).mkdir(mode=0o700)
-        return cls(root=root, owner=owner, lock=lock, watchdog=_start_watchdog(root, owner))
+        return cls(root=root, owner=owner, lock=lock, watchdog=_start_watchdog(root, owner), clear=clear)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -97,7 +98,8 @@ class Ledger:
     def close(self) -> None:
         """Let the watchdog do its work now, and do it here if it has been killed. A second call does nothing.
 
-        Returns within END_S where the watchdog has more to remove; it goes on without us.
+        Returns within END_S where the watchdog has more to remove; it goes on without us. What died with this owner and
+        had lost its own watchdog before is cleared too: there may be no next owner to do so.
         """
         assert self._watchdog.stdin is not None
         assert self._watchdog.stdout is not None
@@ -111,6 +113,8 @@ class Ledger:
                 reap.reap(self._root, self._owner)
         finally:
             os.close(self._lock)
+        if self._clear:
+            _clear_dead(self._root)
 
     def __enter__(self) -> Ledger:
         return self
@@ -119,6 +123,11 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _clear_dead(root: Path) -> None:
+    for failure in clear_remains(root).failures:
+        log.warning(failure)
 
 
 def _make_private(root: Path) -> None:

@@ -139,6 +139,19 @@ def test_a_worker_whose_watchdog_is_killed_with_its_campaign_is_cleaned_up(
 
 
 @pytest.mark.sandbox
+def test_a_worker_whose_watchdog_is_killed_goes_with_its_campaign_when_that_ends(
+    start: Start, ledger_root: Path, needle: str
+) -> None:
+    campaign = start("worker")
+    for watchdog in watchdogs(ledger_root):
+        os.kill(watchdog, signal.SIGKILL)
+    os.kill(campaign.pid, signal.SIGINT)
+    campaign.wait(2 * PROMISE_S)
+    assert running(f"sleep {needle}") == []
+    assert is_empty(ledger_root)
+
+
+@pytest.mark.sandbox
 @pytest.mark.parametrize("kind", ["processes", "bubblewrap"])
 def test_ctrl_c_leaves_nothing(kind: str, start: Start, ledger_root: Path, needle: str) -> None:
     owner = start(kind)
