@@ -21,8 +21,9 @@ from tests.slurm_cluster import SlurmCluster
 pytestmark = [pytest.mark.engine, pytest.mark.harness, pytest.mark.sandbox]
 
 BRIEF: dict[str, Any] = {"between_s": (1.0, 2.5), "limit_s": 400.0, "rounds": 1}
-LONG: dict[str, Any] = {"between_s": (1.5, 4.0), "limit_s": 1800.0}
-"""Between two strikes, and for a campaign, on a busy machine with two cores."""
+LONG: dict[str, Any] = {"between_s": (1.5, 4.0), "limit_s": 1800.0, "rounds": 3}
+"""Between two strikes, and for a campaign, on a busy machine with two cores. Each kind strikes once, and most do again:
+how often is the machine's matter, for the campaign is over in its own time."""
 BRIEF_LOCAL = (
     *("harness", "sandbox", "engine", "watchdog of a ledger"),
     *("worker, with its proxy", "second campaign, refused", "campaign, with its learner"),
@@ -45,13 +46,13 @@ def chaos_parts(chaos_policy: Path, cache_dir: Path) -> dict[str, Path]:
 def survive(
     chaos: Chaos, strikes: dict[str, Strike], *, between_s: tuple[float, float], rounds: int, limit_s: float
 ) -> Tally:
-    """The campaign finishes, whatever is done to it."""
+    """The campaign finishes, whatever is done to it: in one round, most of it; in several, each kind at least once."""
     account = chaos.run(in_turns(strikes, chaos.seed, rounds), between_s=between_s, limit_s=limit_s)
     gone_s = chaos.wait_until_nothing_is_left()
     tally = check_store(chaos.paths, chaos.journal)
     print(f"\n{account}\nnothing left after {gone_s:.1f} s\n{tally}")
-    done = sum(account.strikes.values())
-    assert done > 0.5 * rounds * len(strikes), "it was over too soon"
+    share = len(account.strikes) / len(strikes)
+    assert share == 1 if rounds > 1 else share > 0.5, f"it was over too soon: {account}"
     return tally
 
 
@@ -80,7 +81,7 @@ def test_a_campaign_of_forty_groups_survives_every_death_on_one_machine(
     ledger_root: Path, chaos_parts: dict[str, Path]
 ) -> None:
     with chaos_in(ledger_root, {}, **chaos_parts, num_steps=5, num_heldout=4, seed=2) as chaos:
-        assert survive(chaos, LOCAL, rounds=3, **LONG).groups == 48
+        assert survive(chaos, LOCAL, **LONG).groups == 48
 
 
 @pytest.mark.slow
@@ -91,4 +92,4 @@ def test_a_campaign_of_forty_groups_survives_every_death_on_slurm(
 ) -> None:
     kind = {"sandbox": "apptainer"}
     with chaos_in(ledger_root, kind, **chaos_parts, num_steps=5, num_heldout=4, seed=3, cluster=slurm) as chaos:
-        assert survive(chaos, SLURM, rounds=2, **LONG).groups == 48
+        assert survive(chaos, SLURM, **LONG).groups == 48
