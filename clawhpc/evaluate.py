@@ -101,11 +101,11 @@ def evaluate(config: RunConfig, open_pool: OpenPool = WorkerPool) -> None:
         for cell in evaluation.cells:
             if not cell.table.num_rollouts:
                 log.warning("%s with %s on %s: every rollout has failed", cell.policy, cell.harness, cell.set)
-        is_told = paths.finished.exists()
         write_atomic(paths.finished, msgspec.json.format(msgspec.json.encode(evaluation)))
         log.info("as JSON: %s", paths.finished)
-        if not is_told:
+        if not paths.sent.exists():
             send(config, paths, ledger, evaluation)
+            write_atomic(paths.sent, b"")
 
 
 @contextmanager
@@ -247,7 +247,8 @@ def collect_missing(config: RunConfig, paths: RunPaths, open_pool: OpenPool, pai
         restore(paths, pairing)
     missing = [pairing for pairing in pairings if is_missing(paths, pairing.plan)]
     if missing:
-        paths.finished.unlink(missing_ok=True)
+        for told in (paths.finished, paths.sent):
+            told.unlink(missing_ok=True)
     for endpoint in dict.fromkeys(pairing.endpoint for pairing in missing):
         asked = [pairing for pairing in missing if pairing.endpoint == endpoint]
         collect(replace(config, policy=PolicyChoice(endpoint=endpoint)), paths, open_pool, asked)

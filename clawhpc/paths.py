@@ -92,6 +92,11 @@ class RunPaths:
         return self.root / "finished.json"
 
     @property
+    def sent(self) -> Path:
+        """Written when W&B has been told what an evaluation says."""
+        return self.metrics / "sent"
+
+    @property
     def page(self) -> Path:
         """The self-contained HTML page of the run."""
         return self.root / "run.html"

@@ -156,7 +156,11 @@ def test_every_policy_meets_every_set_with_every_harness(config: RunConfig) -> N
     assert differences == {("trained", "start", harness, on): 1.0 for harness in HARNESSES for on in SETS}
 
 
-def test_where_weights_and_biases_fails_the_json_is_there(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_weights_and_biases_fails_the_json_is_there_and_the_same_command_tells_it_once(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
     def fail(*parts: object) -> None:
         raise ImportError("no lightning")
 
@@ -164,6 +168,10 @@ def test_where_weights_and_biases_fails_the_json_is_there(config: RunConfig, mon
     with pytest.raises(ImportError):
         evaluate(config, Workers().open)
     assert rates_of(result_of(config)) == RATES
+    monkeypatch.setattr("clawhpc.evaluate.send", lambda *parts: told.append(parts))
+    for _ in range(2):
+        evaluate(config, Workers().open)
+    assert len(told) == 1
 
 
 def test_the_same_task_of_two_sets_is_two_tasks(config: RunConfig) -> None:
