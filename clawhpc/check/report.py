@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from clawhpc.check.survey import Spread, Survey, Untouched
+from clawhpc.tasks.faults import by_kind
 
 SHOWN = 20
 """Of lines that name tasks one by one without being faults; the JSON file has all."""
+SHOWN_ALIKE = 3
+"""Of faults like one that is shown, those whose file is named."""
 FULL = 1.0
 """A reward that leaves nothing to be learnt."""
 
@@ -32,21 +38,27 @@ class Findings:
     @property
     def problems(self) -> tuple[str, ...]:
         """A line for each thing that must be mended: what is wrong, and in which file and key."""
-        return (
-            *(fault for one in self.sets for fault in one.faults),
-            *(f"{self.places[task_id]}: task_id {task_id!r} is in another set too" for task_id in self.shared_ids),
-            *(
-                f"{self.places[one.task_id]}: the verifier of {one.task_id!r} fails on the untouched workspace: "
-                f"{' '.join(one.failure.split())}"
-                for one in self.untouched
-                if one.reward is None
-            ),
-            *(
-                f"{self.places[one.task_id]}: the untouched workspace of {one.task_id!r} earns all there is"
-                for one in self.untouched
-                if one.reward is not None and one.reward >= FULL
-            ),
-        )
+        return tuple(chain.from_iterable(self.kinds))
+
+    @property
+    def kinds(self) -> list[list[str]]:
+        """The same, with those together that say the same of several tasks."""
+        failures: dict[str, list[str]] = defaultdict(list)
+        for one in self.untouched:
+            if one.reward is None:
+                why = " ".join(one.failure.split())
+                failures[re.sub(rf"(?<!\w){re.escape(one.task_id)}(?!\w)", "", why)].append(
+                    f"{self.places[one.task_id]}: the verifier of {one.task_id!r} fails on the untouched workspace: "
+                    f"{why}"
+                )
+        shared = [f"{self.places[task_id]}: task_id {task_id!r} is in another set too" for task_id in self.shared_ids]
+        free = [
+            f"{self.places[one.task_id]}: the untouched workspace of {one.task_id!r} earns all there is"
+            for one in self.untouched
+            if one.reward is not None and one.reward >= FULL
+        ]
+        faults = by_kind(fault for one in self.sets for fault in one.faults)
+        return [kind for kind in (*faults, shared, *failures.values(), free) if kind]
 
 
 def report(findings: Findings, harness_s: float) -> Iterator[str]:
@@ -56,11 +68,21 @@ def report(findings: Findings, harness_s: float) -> Iterator[str]:
         yield ""
     if lines := list(_untouched_lines(findings)):
         yield from (*lines, "")
-    if findings.problems:
-        yield f"{len(findings.problems)} faults"
-        yield from (f"  {line}" for line in findings.problems)
-    else:
+    yield from _fault_lines(findings.kinds)
+
+
+def _fault_lines(kinds: Sequence[Sequence[str]]) -> Iterator[str]:
+    count = sum(map(len, kinds))
+    if not count:
         yield "No faults."
+        return
+    yield f"{count} faults" + (f", of {len(kinds)} kinds" if len(kinds) < count else "")
+    for first, *alike in kinds:
+        yield f"  {len(alike) + 1} times: {first}" if alike else f"  {first}"
+        if alike:
+            files = ", ".join(fault.partition(": ")[0] for fault in alike[:SHOWN_ALIKE])
+            more = len(alike) - SHOWN_ALIKE
+            yield f"    also {files}" + (f" and {more} more" if more > 0 else "")
 
 
 def _set_lines(one: Survey, harness_s: float) -> Iterator[str]:

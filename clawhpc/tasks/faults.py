@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
 SET_BY_US = re.compile(r"HOME|PATH|BASH_ENV|PYTEST_ADDOPTS|PYTHONHOME|PYTHONSAFEPATH|GIT_CONFIG_.*|LD_.*")
 """Variables that a task cannot set: sandbox and verifier do, or they would change what these start with."""
+VARYING = re.compile(r"^[^:]*:(?:\d+:)?|'[^']*'|\"[^\"]*\"|\d+")
+"""Of a fault: the file, with the line in it; what it quotes; numbers."""
 
 
 class Fault(Exception):
@@ -36,7 +38,7 @@ class LoadedTasks:
     tasks: tuple[TaskSpec, ...]
     """In the order of their folders, files or rows."""
     faults: tuple[str, ...]
-    """One line for each that gave no task: the file, the key, and what is wrong."""
+    """One line for each that gave no task: the file, a colon, the key, and what is wrong."""
     notes: dict[str, int] = field(default_factory=dict)
     """What is done otherwise than where the format comes from -> in how many tasks."""
 
@@ -62,7 +64,7 @@ class Gathering:
     def add(self, task: TaskSpec, name: str, key: str) -> None:
         """Take `task`, which a person knows as `name`; `key`: the file, and the key in it, that give its id."""
         if task.task_id in self._tasks:
-            raise Fault(f"{key} {task.task_id!r} is that of {self._names[task.task_id]} already")
+            raise Fault(f"{key} {task.task_id!r} is that of {self._names[task.task_id]!r} already")
         self._tasks[task.task_id], self._names[task.task_id] = task, name
 
     def note(self, text: str) -> None:
@@ -77,6 +79,14 @@ class Gathering:
             faults=tuple(self._faults),
             notes=dict(sorted(self._notes.items())),
         )
+
+
+def by_kind(faults: Iterable[str]) -> list[list[str]]:
+    """`faults`, with those together that say the same of several tasks, in the order of the first of each kind."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for fault in faults:
+        kinds[VARYING.sub("", fault)].append(fault)
+    return list(kinds.values())
 
 
 def task_folders(folder: Path) -> list[Path]:

@@ -254,7 +254,7 @@ def _read_instruction(path: Path) -> str:
     while lines and CANARY.fullmatch(lines[0]):
         del lines[0]
     text = "\n".join(lines).lstrip("\n")
-    check_text(str(path), text)
+    check_text(f"{path}: the instruction", text)
     return text
 
 

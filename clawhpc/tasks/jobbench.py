@@ -76,7 +76,7 @@ def _load_task(root: Path) -> TaskSpec:
         raise Fault(f"{root}/{SEARCHED}: to be found on the web, which a sandbox has not; move the files to {INPUTS}")
     path = root / INPUTS / INSTRUCTIONS
     instruction = read_text(path)
-    check_text(str(path), instruction)
+    check_text(f"{path}: the instruction", instruction)
     return TaskSpec(
         task_id=f"{root.parent.name}__{root.name}",
         instruction=instruction,

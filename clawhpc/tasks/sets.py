@@ -12,6 +12,7 @@ import msgspec
 
 from clawhpc.errors import UserError
 from clawhpc.records import TaskSpec
+from clawhpc.tasks.faults import by_kind
 from clawhpc.tasks.generate import REWARD_SCRIPT, GenerateSettings, draw_tasks, generate_tasks
 from clawhpc.tasks.load import LoadOptions, load_tasks
 from clawhpc.tasks.mix import Mix
@@ -82,8 +83,9 @@ def digest_tasks(settings: GenerateSettings) -> str:
 
 def _load(folder: Path, *, options: LoadOptions, mcp: McpSettings) -> tuple[TaskSpec, ...]:
     loaded = load_tasks(folder, options)
-    for fault in loaded.faults:
-        log.warning("task left out: %s", fault)
+    for first, *alike in by_kind(loaded.faults):
+        others = f" (and {len(alike)} tasks like it: python -m clawhpc.check tasks={folder})" if alike else ""
+        log.warning("task left out: %s%s", first, others)
     for note, num_tasks in loaded.notes.items():
         log.info("%d tasks of %s: %s", num_tasks, folder, note)
     return equip(loaded.tasks, mcp)

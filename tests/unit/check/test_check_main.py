@@ -47,7 +47,7 @@ def test_sets_are_looked_at_without_a_sandbox_where_nothing_is_to_be_scored(tmp_
     config = RunConfig(cache_dir=str(tmp_path / "cache"))
     found = examine(config, Asked(folders=(tmp_path / "h", tmp_path / "p"), most_untouched=0))
     assert [(one.format, one.num_tasks) for one in found.sets] == [("Harbor", 1), ("PinchBench", 1)]
-    assert found.problems == (f"{tmp_path}/h/bad/instruction.md is empty",)
+    assert found.problems == (f"{tmp_path}/h/bad/instruction.md: the instruction is empty",)
     assert (found.untouched, found.rubrics_not_asked) == ((), 0)
 
 

@@ -54,13 +54,40 @@ def test_faults_of_all_sets_stand_one_per_line_at_the_end() -> None:
     )
 
 
-def test_what_is_named_one_by_one_is_cut_but_faults_are_not() -> None:
-    many = [f"/set/{number}: wrong" for number in range(3 * SHOWN)]
+def test_what_is_named_one_by_one_is_cut() -> None:
     duplicates = tuple((f"a{number}", f"b{number}") for number in range(SHOWN + 5))
-    shown = text(findings(sets=(survey(faults=tuple(many), duplicates=duplicates),)))
-    assert all(line in shown for line in many)
+    shown = text(findings(sets=(survey(duplicates=duplicates),)))
     assert shown.count("same task") == SHOWN + 1
     assert "and 5 more" in shown
+
+
+def test_a_fault_of_many_tasks_is_said_once_with_how_many_and_some_of_them() -> None:
+    alike = tuple(f"/set/{number}/Dockerfile:{number}: RUN is not carried out" for number in range(2000))
+    found = findings(sets=(survey(faults=("/set/x/task.toml: steps", *alike)),))
+    assert found.problems == ("/set/x/task.toml: steps", *alike)
+    assert text(found).endswith(
+        "2001 faults, of 2 kinds\n"
+        "  /set/x/task.toml: steps\n"
+        "  2000 times: /set/0/Dockerfile:0: RUN is not carried out\n"
+        "    also /set/1/Dockerfile:1, /set/2/Dockerfile:2, /set/3/Dockerfile:3 and 1996 more"
+    )
+
+
+def test_verifiers_that_fail_alike_but_for_the_name_of_their_task_are_one_kind() -> None:
+    why = "reward.sh of {} ended with exit code {}"
+    found = findings(
+        Untouched(task_id="a", reward=None, failure=why.format("a", 1)),
+        Untouched(task_id="b", reward=None, failure=why.format("b", 127)),
+        Untouched(task_id="c", reward=None, failure=why.format("c", 1)),
+    )
+    assert text(found).endswith(
+        "3 faults, of 2 kinds\n"
+        "  2 times: /set/a/reward.sh: the verifier of 'a' fails on the untouched workspace: "
+        "reward.sh of a ended with exit code 1\n"
+        "    also /set/c/reward.sh\n"
+        "  /set/b/reward.sh: the verifier of 'b' fails on the untouched workspace: "
+        "reward.sh of b ended with exit code 127"
+    )
 
 
 def test_more_time_than_the_limits_leave_is_said() -> None:

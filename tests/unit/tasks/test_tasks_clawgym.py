@@ -171,7 +171,7 @@ def test_of_two_tasks_with_one_id_the_first_by_name_stays(tmp_path: Path) -> Non
     lay_task(tmp_path, "two", task_id="same")
     loaded = load_tasks(tmp_path)
     assert len(loaded.tasks) == 1
-    assert loaded.faults == (f"{tmp_path}/two/data_entry.json: task_id 'same' is that of one already",)
+    assert loaded.faults == (f"{tmp_path}/two/data_entry.json: task_id 'same' is that of 'one' already",)
 
 
 def test_files_and_hidden_folders_beside_the_tasks_are_no_faults(tmp_path: Path) -> None:

@@ -167,4 +167,4 @@ def test_of_two_tasks_with_one_name_the_first_stays(tmp_path: Path) -> None:
         lay_harbor(tmp_path / "set", name, toml='[task]\nname = "ours/same"\n')
     loaded = load(tmp_path)
     assert len(loaded.tasks) == 1
-    assert loaded.faults == (f"{tmp_path}/set/b/task.toml: task.name 'ours/same' is that of a already",)
+    assert loaded.faults == (f"{tmp_path}/set/b/task.toml: task.name 'ours/same' is that of 'a' already",)

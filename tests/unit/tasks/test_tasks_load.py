@@ -78,5 +78,7 @@ def test_no_format_at_all_is_a_user_error_that_says_what_was_looked_for(tmp_path
 def test_a_set_without_a_sound_task_can_be_read_but_not_run(tmp_path: Path) -> None:
     lay_harbor(tmp_path / "set", instruction="")
     assert len(read_tasks(tmp_path / "set", options(tmp_path)).faults) == 1
-    with pytest.raises(UserError, match=r"\(Harbor\); the first of 1 faults: .*/sum/instruction.md is empty"):
+    with pytest.raises(
+        UserError, match=r"\(Harbor\); the first of 1 faults: .*/sum/instruction.md: the instruction is empty"
+    ):
         load_tasks(tmp_path / "set", options(tmp_path))

@@ -65,7 +65,7 @@ def test_texts_over_several_lines_and_several_documents(tmp_path: Path) -> None:
         ("u,q,a,doc1.txt", ":2: source_files: below the folder there must be one file doc1.txt"),
         ("u,q,a", ":2: not as many fields as the first line has"),
         ("u,q,a,doc0.txt,more", ":2: not as many fields as the first line has"),
-        ("sound,q,a,doc0.txt", ":3: uid 'sound' is that of row 2 already"),
+        ("sound,q,a,doc0.txt", ":3: uid 'sound' is that of 'row 2' already"),
         ('u,"q" x,a,doc0.txt', "expected after"),
     ],
 )
