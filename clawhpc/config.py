@@ -10,14 +10,11 @@ import dataclasses
 import hashlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import hydra
 import msgspec
@@ -33,6 +30,7 @@ from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign, choose_heldout
 from clawhpc.campaign.run import open_run
 from clawhpc.campaign.settings import CampaignSettings, EvaluateSettings, PolicyChoice
+from clawhpc.command import one_line_errors, prepare_process, start_log
 from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import ClawError, UserError
 from clawhpc.estimate.settings import PlanSettings
@@ -75,11 +73,6 @@ PATHS = (
 """The keys that hold paths, or paths by name."""
 OmegaConf.register_new_resolver("join", "+".join, replace=True)  # a list in a name: ${join:${harness.names}}
 OmegaConf.register_new_resolver("basename", lambda path: os.path.basename(path or ""), replace=True)
-EXIT_USER = 2
-EXIT_MACHINE = 1
-EXIT_INTERRUPTED = 130
-FAILED = "clawhpc: "
-"""What the one line begins with that says why a command has failed."""
 FORMER_TURN_S = 120.0
 """For the process of a job's former turn to end, on another host, before the next turn goes on with its run."""
 
@@ -161,7 +154,15 @@ class RunConfig:
                 raise ValueError(f"{key}.{unknown[0]}: allowed are {', '.join(ADAPTERS)}")
 
     def policy_folder(self) -> Path:
-        """`policy.folder`, or where sft puts what it makes of these settings: other settings, another policy."""
+        """`policy.folder`, or where sft puts what it makes of these settings: other settings, another policy.
+
+        UserError where the policy is behind an API.
+        """
+        if self.policy.endpoint.is_set:
+            raise UserError(
+                f"policy.endpoint.model={self.policy.endpoint.model}: a model behind an API gives no tokens to train "
+                "on; it can be evaluated, and sft can imitate it"
+            )
         if self.policy.folder is not None:
             return Path(self.policy.folder)
         harnesses = {name: getattr(self.harness, name, None) for name in self.harness.names}
@@ -172,11 +173,6 @@ class RunConfig:
 
     def policy_source(self) -> PolicySource:
         """Where training or evaluation starts. UserError when it is not there, or no policy, or behind an API."""
-        if self.policy.endpoint.is_set:
-            raise UserError(
-                f"policy.endpoint.model={self.policy.endpoint.model}: a model behind an API gives no tokens to train "
-                "on; it can be evaluated, and sft can imitate it"
-            )
         source = PolicySource(folder=self.policy_folder(), renderer=self.policy.renderer, thinking=self.policy.thinking)
         source.check()
         return source
@@ -286,7 +282,7 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
     command = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(composed)
 
     def main() -> None:
-        with one_line_errors():
+        with one_line_errors(), explained_errors():
             os.environ["HYDRA_FULL_ERROR"] = "1"  # let the exception through to us
             prepare_process()
             register_defaults()
@@ -300,18 +296,6 @@ def entry_point(task: Callable[[RunConfig], None]) -> Callable[[], None]:
                 raise failure
 
     return main
-
-
-def prepare_process() -> None:
-    """What is true of every command's process: its threads, and what ends it."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores from harnesses
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """A batch system's way to say Ctrl-C. It may say it twice: the second must not cut short what the first began."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def register_defaults() -> None:
@@ -335,29 +319,12 @@ def _itself(store: ConfigStore, memo: dict[int, object]) -> ConfigStore:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """What a person can mend ends the program with one line and no traceback; a bug keeps its traceback."""
+def explained_errors() -> Iterator[None]:
+    """What Hydra and OmegaConf raise is a UserError."""
     try:
         yield
-    except UserError as error:
-        fail(str(error), EXIT_USER)
     except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error), EXIT_USER)
-    except ClawError as error:
-        fail(str(error), EXIT_MACHINE)
-    except OSError as error:
-        place = error.filename2 or error.filename  # of a copy, the second is what could not be written
-        fail(f"{error.strerror}: {place}" if place else str(error), EXIT_MACHINE)
-    except KeyboardInterrupt:
-        fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
-
-
-def start_log() -> None:
-    """Plain lines with the time, on standard output."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout, force=True
-    )
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request to a judge
+        raise UserError(explain(error)) from error
 
 
 def explain(error: Exception) -> str:
@@ -368,10 +335,3 @@ def explain(error: Exception) -> str:
         if isinstance(parent, DictConfig):
             return f"unknown key {cause.full_key}; allowed are {', '.join(sorted(map(str, parent)))}"
     return " ".join(str(error).split())
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """End the program with one line for a person."""
-    sys.stdout.flush()
-    print(f"{FAILED}{' '.join(message.split())}", file=sys.stderr)  # noqa: T201
-    raise SystemExit(code)

@@ -19,6 +19,7 @@ import msgspec
 from clawhpc.checkup import containers, files, gpus, harnesses, host, kernel, packages, slurm, tracking
 from clawhpc.checkup.finding import Check, Finding, State, of_other_hosts, run_checks
 from clawhpc.checkup.machine import Machine, ThisMachine
+from clawhpc.command import one_line_errors
 from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import UserError
 from clawhpc.launch.settings import JobSettings
@@ -32,6 +33,7 @@ ALL_WELL = "All that this configuration needs works."
 COLOURS = {State.WORKS: "green", State.LIMITED: "yellow", State.MISSING: "bold red", State.NOT_NEEDED: "dim"}
 
 
+@one_line_errors()
 def main() -> None:
     """Exit code 0 when all works that the configuration needs (with --clean: when nothing is left), else 1."""
     flags, sys.argv[1:] = parse_flags(sys.argv[1:])

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import msgspec
 
-from clawhpc.config import (
+from clawhpc.command import (
     EXIT_INTERRUPTED,
     EXIT_MACHINE,
     FAILED,
-    RunConfig,
     fail,
     one_line_errors,
     prepare_process,
     start_log,
 )
+from clawhpc.config import RunConfig
 from clawhpc.estimate.settings import PlanSettings
 from clawhpc.launch.campaign import SubmittedCampaign, submit_campaign
 from clawhpc.launch.follow import follow
@@ -97,13 +97,13 @@ def explain_end(job: SubmittedCampaign, status: JobStatus, last_line: str) -> st
     return f"{why}job {job.job_id}: {status}{lost}; its log is {job.log}{more}"
 
 
+@one_line_errors()
 def main(name: str, file: str) -> None:
     """Run a command in its job."""
-    with one_line_errors():
-        prepare_process()
-        task = getattr(importlib.import_module(f"clawhpc.{name}"), name)
-        start_log()
-        task(msgspec.yaml.decode(Path(file).read_bytes(), type=RunConfig))
+    prepare_process()
+    task = getattr(importlib.import_module(f"clawhpc.{name}"), name)
+    start_log()
+    task(msgspec.yaml.decode(Path(file).read_bytes(), type=RunConfig))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from clawhpc.config import EXIT_USER, FAILED, RunConfig, entry_point
+from clawhpc.command import EXIT_USER, FAILED, one_line_errors
+from clawhpc.config import RunConfig, entry_point
 from clawhpc.estimate.decoder import find_decoder
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
@@ -23,6 +24,7 @@ Section = tuple[str, list[tuple[str, str]]]
 """A title, and rows of what and how much."""
 
 
+@one_line_errors()
 def main() -> None:
     """Exit code 0 when all fits, else 2, with a line on standard error for each thing that does not."""
     flags, sys.argv[1:] = parse_flags(sys.argv[1:])
@@ -40,7 +42,6 @@ def main() -> None:
             sys.stdout.write("" if misfits else f"\n{FITS}\n")
 
     entry_point(plan)()
-    sys.stdout.flush()
     sys.stderr.writelines(f"{FAILED}{line}\n" for line in misfits)
     raise SystemExit(EXIT_USER if misfits else 0)
 
@@ -49,7 +50,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]
     """Our own flag, and what is left for Hydra, which shows its help after ours."""
     parser = argparse.ArgumentParser(
         prog="python -m clawhpc.plan",
-        usage="python -m clawhpc.plan [--json] experiment=NAME [KEY=VALUE ...]",
+        usage="python -m clawhpc.plan [--json] [experiment=NAME] [KEY=VALUE ...]",
         description="Say what a run will take: memory, tokens, time, storage. What cannot fit is refused.",
         epilog="It takes the overrides of clawhpc.train, and plan.*, what it takes for granted. Nothing is started.",
         add_help=False,
@@ -78,7 +79,8 @@ def asked_of(config: RunConfig) -> Asked:
         limits=config.limits,
         launch=config.launch,
         num_cpus=os.cpu_count(),
-        plan=config.plan,
+        ram_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        plan=config.plan if config.tasks.folder else config.plan.for_made_tasks(),
     )
 
 

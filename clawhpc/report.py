@@ -8,31 +8,19 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from clawhpc.command import one_line_errors
 from clawhpc.errors import UserError
 from clawhpc.paths import RunPaths, existing_run
 
 PAGE = Path("report.html")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, and the page's path on standard output; else one line that says what is wrong.
-
-    2 for what the user can mend, such as a folder that is no run; 1 for what the disk refuses.
-    """
+@one_line_errors()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Say on standard output where the page is."""
     arguments = parse_arguments(argv)
-    try:
-        if arguments.output.is_dir():
-            raise UserError(f"{arguments.output}: is a folder; name a file")
-        runs = name_runs(arguments.runs)
-        write_report(runs, arguments.output)
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except OSError as error:
-        sys.stderr.write(f"{error.filename or arguments.output}: {error.strerror}\n")
-        return 1
+    write_report(name_runs(arguments.runs), arguments.output)
     sys.stdout.write(f"{arguments.output}\n")
-    return 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -79,13 +67,15 @@ def _short(folder: Path) -> str:
 
 
 def write_report(runs: dict[str, RunPaths], output: Path) -> None:
-    """Write the page, whole or not at all."""
+    """Write the page, whole or not at all. UserError where `output` can be no page."""
     from clawhpc.store import write_atomic
     from clawhpc.view.compared import read_run
     from clawhpc.view.report_page import build_report
 
+    if output.is_dir():
+        raise UserError(f"{output}: is a folder; name a file")
     write_atomic(output, build_report([read_run(name, paths) for name, paths in runs.items()]).encode())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

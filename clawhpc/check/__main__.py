@@ -15,7 +15,8 @@ import msgspec
 
 from clawhpc.check.report import Findings, report
 from clawhpc.check.survey import Untouched, shared_ids, survey_set
-from clawhpc.config import EXIT_INTERRUPTED, EXIT_USER, RunConfig, entry_point, fail
+from clawhpc.command import EXIT_INTERRUPTED, EXIT_USER, fail, one_line_errors
+from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import UserError, ungrouped
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import LoadedTasks
@@ -49,6 +50,7 @@ class Asked:
     json: Path | None = None
 
 
+@one_line_errors()
 def main() -> None:
     """Exit code 0 when nothing is faulty, else 2."""
     asked, sys.argv[1:] = parse_arguments(sys.argv[1:])

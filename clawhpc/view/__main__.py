@@ -7,30 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clawhpc.errors import UserError
+from clawhpc.command import one_line_errors
 from clawhpc.paths import RunPaths, existing_run
 from clawhpc.view.detail import Decode
 from clawhpc.view.page import ViewSettings, write_page
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, and the page's path on standard output; else one line that says what is wrong.
-
-    2 for what the user can mend, such as a folder that is no run; 1 for what the disk refuses.
-    """
+@one_line_errors()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Say on standard output where the page is."""
     arguments = parse_arguments(argv)
-    try:
-        paths = existing_run(arguments.run_dir)
-        decode = load_decode(arguments.policy or latest_policy(paths))
-        page = write_page(paths, decode, ViewSettings(num_trees=arguments.trees))
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except OSError as error:
-        sys.stderr.write(f"{error.filename or RunPaths(arguments.run_dir).page}: {error.strerror}\n")
-        return 1
+    paths = existing_run(arguments.run_dir)
+    decode = load_decode(arguments.policy or latest_policy(paths))
+    page = write_page(paths, decode, ViewSettings(num_trees=arguments.trees))
     sys.stdout.write(f"{page}\n")
-    return 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -74,4 +64,4 @@ def spell_ids(token_ids: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clawhpc.config import one_line_errors
+from clawhpc.command import one_line_errors
 from clawhpc.learner.policy import create_policy
 from clawhpc.learner.tokenizer import train_tokenizer
 from clawhpc.paths import RunPaths

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clawhpc.config import EXIT_INTERRUPTED, EXIT_USER
+from clawhpc.command import EXIT_INTERRUPTED, EXIT_USER
 from clawhpc.launch.campaign import SubmittedCampaign, submit_campaign
 from clawhpc.launch.follow import follow
 from clawhpc.launch.settings import CampaignJobSettings
@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).parents[2]
 COMMAND = """
 import sys
 from pathlib import Path
-from clawhpc.config import one_line_errors, prepare_process, start_log
+from clawhpc.command import one_line_errors, prepare_process, start_log
 from clawhpc.job import follow_to_the_end
 from clawhpc.launch.campaign import submit_campaign
 from clawhpc.launch.settings import CampaignJobSettings
@@ -50,7 +50,8 @@ CAMPAIGN = """
 import sys, time
 from pathlib import Path
 from clawhpc.campaign.run import open_run
-from clawhpc.config import former_turn_s, one_line_errors, prepare_process
+from clawhpc.command import one_line_errors, prepare_process
+from clawhpc.config import former_turn_s
 from clawhpc.launch.turn import this_job
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.ledger import Ledger

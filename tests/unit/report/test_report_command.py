@@ -19,6 +19,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    """Exit code, and what is said."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code, capsys.readouterr().err
+
+
 def names_on(page: Path) -> list[str]:
     title = page.read_text().split("<title>")[1].split("</title>")[0]
     return title.removesuffix(" · clawhpc").split(" · ")
@@ -26,7 +33,7 @@ def names_on(page: Path) -> list[str]:
 
 def test_it_writes_one_page_and_says_where(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
-    assert main([str(runs / "ppo/001"), str(runs / "grpo/001"), "-o", str(page)]) == 0
+    main([str(runs / "ppo/001"), str(runs / "grpo/001"), "-o", str(page)])
     assert capsys.readouterr().out == f"{page}\n"
     assert names_on(page) == ["ppo/001", "grpo/001"]
     assert list(tmp_path.iterdir()) == [page]
@@ -37,7 +44,7 @@ def test_a_run_may_be_given_a_name_and_runs_of_one_name_are_told_apart_by_their_
 ) -> None:
     page = tmp_path / "page.html"
     given = [f"first={runs / 'ppo/001'}", str(runs / "grpo/001"), str(runs / "other/grpo/001")]
-    assert main([*given, "-o", str(page)]) == 0
+    main([*given, "-o", str(page)])
     assert names_on(page) == ["first", str(runs / "grpo/001"), str(runs / "other/grpo/001")]
 
 
@@ -52,22 +59,23 @@ def test_what_is_no_run_and_a_name_that_is_given_twice_end_it_with_one_line(
         str(run): f"{run}: there are two runs of this name; as NAME=FOLDER each can have its own\n",
     }
     for fault, message in faults.items():
-        assert main([str(run), fault, "-o", str(page)]) == 2
-        assert capsys.readouterr().err == message
+        assert refusal(capsys, str(run), fault, "-o", str(page)) == (2, f"clawhpc: {message}")
     assert not page.exists()
 
 
 def test_a_configuration_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("a: [1")
-    assert main([str(tmp_path), "-o", str(tmp_path / "page.html")]) == 2
-    assert capsys.readouterr().err.startswith(f"{tmp_path}/config.yaml: not a configuration: ")
+    code, line = refusal(capsys, str(tmp_path), "-o", str(tmp_path / "page.html"))
+    assert code == 2
+    assert line.startswith(f"clawhpc: {tmp_path}/config.yaml: not a configuration: ")
 
 
 def test_a_page_that_cannot_be_written_is_said_in_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(runs / "ppo/001"), "-o", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{tmp_path}: is a folder; name a file\n"
-    assert main([str(runs / "ppo/001"), "-o", "/proc/page.html"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("/proc/")
+    run = str(runs / "ppo/001")
+    assert refusal(capsys, run, "-o", str(tmp_path)) == (2, f"clawhpc: {tmp_path}: is a folder; name a file\n")
+    code, said = refusal(capsys, run, "-o", "/proc/page.html")
+    (line,) = said.splitlines()
+    assert code == 1
+    assert ": /proc/" in line

@@ -148,7 +148,7 @@ def test_a_run_in_progress_says_what_it_waits_for(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_page_and_prints_where(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run.root), "--trees", "3"]) == 0
+    main([str(run.root), "--trees", "3"])
     assert capsys.readouterr().out == f"{run.page}\n"
     assert "⟨" in run.page.read_text(), "without a tokenizer, tokens are numbers"
 
@@ -162,17 +162,24 @@ def test_the_command_reads_tokens_with_the_runs_latest_tokenizer(tmp_path: Path)
     assert load_decode(paths.policy(10))(ids) == "größe 🙂 <|im_end|>"
 
 
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    """Exit code, and what is said."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code, capsys.readouterr().err
+
+
 def test_the_command_names_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err == f"{tmp_path / 'nothing'}: no such run folder\n"
+    folder = f"{tmp_path}/nothing"
+    assert refusal(capsys, folder) == (2, f"clawhpc: {folder}: no such run folder\n")
 
 
 def test_the_command_names_a_folder_that_is_no_run_and_leaves_it_alone(
     run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in (tmp_path, run.root.parent):
-        assert main([str(folder)]) == 2
-        assert capsys.readouterr().err == f"{folder}: no run here; a run's folder has a config.yaml\n"
+        message = f"clawhpc: {folder}: no run here; a run's folder has a config.yaml\n"
+        assert refusal(capsys, str(folder)) == (2, message)
         assert not RunPaths(folder).page.exists()
 
 
@@ -186,9 +193,10 @@ def test_the_command_names_a_broken_tokenizer(tmp_path: Path, capsys: pytest.Cap
     for command, folder in (([], paths.policy(7)), (["--policy", str(tmp_path / "own")], tmp_path / "own")):
         folder.mkdir(parents=True)
         (folder / "tokenizer.json").write_text("{")
-        assert main([str(tmp_path), *command]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"{folder}/tokenizer.json: not a fast tokenizer: ")
+        code, said = refusal(capsys, str(tmp_path), *command)
+        (line,) = said.splitlines()
+        assert code == 2
+        assert line.startswith(f"clawhpc: {folder}/tokenizer.json: not a fast tokenizer: ")
     assert not paths.page.exists()
 
 
@@ -197,13 +205,10 @@ def test_the_command_says_in_one_line_that_the_page_cannot_be_written(
 ) -> None:
     paths = write_run(tmp_path, steps=1)
     paths.page.mkdir()
-    assert main([str(tmp_path)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"run\.html.*: Is a directory", line)
+    assert refusal(capsys, str(tmp_path)) == (1, f"clawhpc: Is a directory: {paths.page}\n")
     paths.page.rmdir()
     with largest_file(1000):
-        assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"{paths.page}: File too large\n"
+        assert refusal(capsys, str(tmp_path)) == (1, f"clawhpc: File too large: {paths.page}\n")
     assert not paths.page.exists()
 
 
