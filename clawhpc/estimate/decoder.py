@@ -195,6 +195,8 @@ def _read(config: Mapping[str, Any]) -> Decoder:
     experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
         raise ValueError("some of its layers have experts, and some have none")
+    if others := set(config.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(f"layers of {' and '.join(sorted(others))}, which cannot train on trees")
     return Decoder(
         num_layers=int(config["num_hidden_layers"]),
         hidden_size=int(config["hidden_size"]),

@@ -7,8 +7,7 @@ from itertools import chain
 
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.run import Asked, RunEstimate, num_gpus
-
-GIGA = 1e9
+from clawhpc.estimate.seconds import GIGA
 
 
 def find_misfits(asked: Asked, estimate: RunEstimate) -> tuple[str, ...]:
@@ -18,6 +17,7 @@ def find_misfits(asked: Asked, estimate: RunEstimate) -> tuple[str, ...]:
             _of_engine(asked, estimate),
             _of_learner(asked, estimate),
             _of_shared_gpu(asked, estimate),
+            _of_this_machine(asked, estimate),
             _of_jobs(asked, estimate),
             _of_windows(asked, estimate),
             _of_rollouts(asked, estimate),
@@ -99,6 +99,20 @@ def _of_shared_gpu(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
         )
 
 
+def _of_this_machine(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
+    """Where nothing is Slurm's, all share its main memory."""
+    if asked.on_slurm or asked.ram_bytes is None:
+        return
+    workers = asked.workers.num * estimate.worker_ram
+    if workers + estimate.learner_ram > asked.ram_bytes:
+        engines = "" if asked.engine_on_gpu else f", engine.kv_cache_gib={asked.engine.kv_cache_gib:g}"
+        yield (
+            f"worker.concurrency={asked.worker.concurrency}{engines}: workers take {_gb(workers)}, the learner "
+            f"{_gb(estimate.learner_ram)}, and this machine has {_gb(asked.ram_bytes)}; lower them, take a smaller "
+            "policy, or give each part a host of its own with launch=slurm"
+        )
+
+
 def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     if not asked.on_slurm:
         return
@@ -112,16 +126,24 @@ def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     have = num_gpus(campaign)
     if asked.learner_on_gpu and have is not None and have < asked.learner.devices:
         yield f"launch.campaign.gpus_per_node={have}: learner.devices={asked.learner.devices} takes a GPU each"
-    if campaign.mem_gb is not None and estimate.host.peak > campaign.mem_gb * GIGA:
+    if campaign.mem_gb is not None and estimate.learner_ram > campaign.mem_gb * GIGA:
+        written = "checkpoint" if estimate.host.checkpoint == estimate.host.peak else "policy"
+        needs = f"rank 0 holds {_gb(estimate.learner_ram)} when it writes a {written}"
+        if not asked.learner_on_gpu:
+            needs = f"the learner takes {_gb(estimate.learner_ram)}"
+        yield f"launch.campaign.mem_gb={campaign.mem_gb:g}: {needs}; raise it"
+    again_s = asked.learner.checkpoint_every * (estimate.seconds.learn + estimate.seconds.publish)
+    if again_s > 60 * campaign.timeout_min:
         yield (
-            f"launch.campaign.mem_gb={campaign.mem_gb:g}: rank 0 holds {estimate.host.peak / GIGA:.0f} GB when it "
-            f"writes a {'checkpoint' if estimate.host.checkpoint == estimate.host.peak else 'policy'}"
+            f"launch.campaign.timeout_min={campaign.timeout_min}: the next turn begins at the last checkpoint, and "
+            f"none gets to the next one: learner.checkpoint_every={asked.learner.checkpoint_every} steps take "
+            f"{again_s / 60:.0f} minutes to learn; raise it, or lower that"
         )
-    sandboxes = estimate.together * max(cost.memory_gb for cost in asked.costs.values())
-    if workers.mem_gb is not None and sandboxes > workers.mem_gb:
+    if workers.mem_gb is not None and estimate.worker_ram > workers.mem_gb * GIGA:
+        engine = "" if asked.engine_on_gpu else " and their engine"
         yield (
-            f"launch.slurm.mem_gb={workers.mem_gb:g}: {estimate.together} harnesses at a time take {sandboxes:.0f} GB; "
-            f"raise it, or lower worker.concurrency={asked.worker.concurrency}"
+            f"launch.slurm.mem_gb={workers.mem_gb:g}: {estimate.together} harnesses at a time{engine} take "
+            f"{_gb(estimate.worker_ram)}; raise it, or lower worker.concurrency={asked.worker.concurrency}"
         )
 
 
@@ -197,3 +219,7 @@ def _of_groups(asked: Asked) -> Iterator[str]:
 
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / GIGA:.0f} GB"

@@ -80,6 +80,7 @@ def _cost(name: str, settings: HarnessSettings) -> HarnessCost:
 class StepTokens:
     """Of one step; where there are several harnesses, each has an equal share of its rollouts."""
 
+    num_groups: int
     num_rollouts: int
     drawn: int
     read: int
@@ -108,6 +109,7 @@ def step_tokens(
     between = (plan.result_tokens + again) * CONTEXT_BYTES
     stored = heads * CONTEXT_BYTES + plan.calls * of_call + (plan.calls - 1) * between
     return StepTokens(
+        num_groups=campaign.groups_per_step,
         num_rollouts=num_rollouts,
         drawn=num_rollouts * plan.calls * plan.reply_tokens,
         read=int(campaign.groups_per_step * heads + num_rollouts * plan.calls * plan.result_tokens),

@@ -24,7 +24,7 @@ from clawhpc.estimate.memory import (
     learner_memory,
 )
 from clawhpc.estimate.rollouts import HarnessCost, StepTokens, step_tokens
-from clawhpc.estimate.seconds import StepSeconds, Workers, step_seconds
+from clawhpc.estimate.seconds import GIGA, StepSeconds, Workers, step_seconds
 from clawhpc.estimate.settings import PlanSettings
 from clawhpc.launch.settings import JobSettings, LaunchSettings
 from clawhpc.learner.settings import LearnerSettings
@@ -54,6 +54,8 @@ class Asked:
     launch: LaunchSettings
     num_cpus: int | None
     """Of this machine, which a local worker has."""
+    ram_bytes: int | None
+    """Of this machine, which all that is local shares; None where nobody knows it."""
     plan: PlanSettings
 
     @property
@@ -128,6 +130,10 @@ class RunEstimate:
     tokens: StepTokens
     seconds: StepSeconds
     storage: Storage
+    worker_ram: float
+    """Main memory of a worker, in bytes: its harnesses, and its engine where that has no GPU."""
+    learner_ram: float
+    """Main memory of the host of rank 0, in bytes: what that holds whole, or all of its ranks where none has a GPU."""
     together: int
     """Rollouts that run on one engine at the same time."""
     cache_rollouts: float
@@ -162,17 +168,23 @@ def estimate_run(asked: Asked) -> RunEstimate:
     networks = count_networks(asked.decoder, asked.learner, asked.credit)
     step_s = seconds.step(asked.learner.max_staleness)
     hours = asked.campaign.num_steps * step_s / HOUR_S
+    learner = learner_memory(asked.decoder, asked.learner, asked.credit)
+    host = host_memory(asked.decoder, asked.learner, asked.credit)
+    together = asked.workers.at_a_time(tokens)
+    harness_ram = together * GIGA * max(cost.memory_gb for cost in costs)
     of_workers = asked.workers.num * asked.engine_gpus if asked.engine_on_gpu else 0
     gpus = of_workers + (asked.num_ranks if asked.learner_on_gpu and asked.on_slurm else 0)
     return RunEstimate(
         networks=networks,
-        learner=learner_memory(asked.decoder, asked.learner, asked.credit),
-        host=host_memory(asked.decoder, asked.learner, asked.credit),
+        learner=learner,
+        host=host,
         engine=engine,
         tokens=tokens,
         seconds=seconds,
         storage=_storage(asked, tokens, networks),
-        together=asked.workers.at_a_time(tokens.num_rollouts),
+        worker_ram=harness_ram + (0 if asked.engine_on_gpu else asked.engine_gpus * engine.available),
+        learner_ram=max(host.peak, 0 if asked.learner_on_gpu else asked.learner.devices * learner.peak),
+        together=together,
         cache_rollouts=engine.cache_tokens / asked.engine.max_model_len,
         cache_share=_cache_share(asked, engine, tokens),
         num_gpus=gpus,
@@ -183,7 +195,7 @@ def estimate_run(asked: Asked) -> RunEstimate:
 
 
 def _cache_share(asked: Asked, engine: EngineMemory, tokens: StepTokens) -> float:
-    together = asked.workers.at_a_time(tokens.num_rollouts) / asked.engine.data_parallel_size
+    together = asked.workers.at_a_time(tokens) / asked.engine.data_parallel_size
     body = asked.plan.calls * (asked.plan.reply_tokens + asked.plan.result_tokens)
     needed = sum(cost.prompt_tokens for cost in asked.costs.values()) + together * body
     return needed / max(1, engine.cache_tokens)

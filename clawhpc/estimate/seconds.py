@@ -37,9 +37,9 @@ class Workers:
     num_cpus: int | None
     """Of each; None where nobody has said it."""
 
-    def at_a_time(self, num_rollouts: int) -> int:
-        """Rollouts that run on one worker together: no more than there are."""
-        return min(self.concurrency, ceil(num_rollouts / self.num))
+    def at_a_time(self, tokens: StepTokens) -> int:
+        """Rollouts of a step that run on one worker together: of whole groups, for each has one worker."""
+        return min(self.concurrency, ceil(tokens.num_groups / self.num) * tokens.num_rollouts // tokens.num_groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def step_seconds(
     on_gpu: tuple[bool, bool],
 ) -> StepSeconds:
     """`on_gpu`: the engines, the learner."""
-    together = workers.at_a_time(tokens.num_rollouts)
+    together = workers.at_a_time(tokens)
     token_s = draw_s(decoder, engine, plan, together, tokens, on_gpu=on_gpu[0])
     read_s = token_operations(decoder, tokens) / (_engine_tflops(engine, plan, on_gpu[0]) * TERA)
     new = plan.calls * plan.result_tokens * together / engine.data_parallel_size

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from clawhpc.errors import at_least
+
+MADE_TASKS: Mapping[str, Any] = {"calls": 3, "reply_tokens": 30, "result_tokens": 30, "tool_s": 0.2}
+"""How long rollouts on the tasks are that are made here, in place of those of middling length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +58,9 @@ class PlanSettings:
         for key in ("learner_efficiency", "prefill_efficiency", "draw_efficiency"):
             if not 0 < getattr(self, key) <= 1:
                 raise ValueError(f"{key}={getattr(self, key)}: must be more than 0 and at most 1")
+
+    def for_made_tasks(self) -> PlanSettings:
+        """With rollouts as short as those on tasks that are made here, as far as nobody has set another length."""
+        usual = PlanSettings()
+        unset = {name: short for name, short in MADE_TASKS.items() if getattr(self, name) == getattr(usual, name)}
+        return replace(self, **unset)

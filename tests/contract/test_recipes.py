@@ -23,6 +23,7 @@ from clawhpc.errors import UserError
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
 from clawhpc.estimate.run import estimate_run
+from clawhpc.estimate.settings import PlanSettings
 from clawhpc.harness.registry import make_harness
 from clawhpc.launch.executor import campaign_executor, make_executor, submit
 from clawhpc.launch.turn import script_end
@@ -100,6 +101,7 @@ def test_recipes_are_the_papers_runs_in_three_sizes() -> None:
         ("launch.slurm.gpus_per_node=1", ("launch.slurm.gpus_per_node=1", "takes 2 GPUs")),
         ("launch.campaign.gpus_per_node=4", ("launch.campaign.gpus_per_node=4", "learner.devices=8")),
         ("launch.campaign.mem_gb=500", ("launch.campaign.mem_gb=500", "checkpoint")),
+        ("launch.campaign.timeout_min=60", ("launch.campaign.timeout_min=60", "learner.checkpoint_every=10 steps")),
         ("launch.slurm.mem_gb=20", ("launch.slurm.mem_gb=20", "worker.concurrency=16")),
         ("limits.deadline_s=300", ("limits.deadline_s=300", "a rollout takes")),
         ("limits.max_calls=10", ("limits.max_calls=10", "plan.calls=20")),
@@ -118,14 +120,42 @@ def test_what_cannot_fit_is_refused_in_one_line_that_names_the_key(override: str
     assert not any("\n" in line for line in misfits)
 
 
+ROOMY, SMALL = 10**12, 64 * 10**9
+"""Bytes of main memory."""
+
+
+def misfits_of(config: RunConfig, ram_bytes: int = ROOMY) -> tuple[str, ...]:
+    """On a machine with so much main memory."""
+    asked = replace(asked_of(config), ram_bytes=ram_bytes)
+    return find_misfits(asked, estimate_run(asked))
+
+
 def test_engine_and_learner_that_share_a_gpu_must_fit_it_together() -> None:
     config = compose_recipe(SMALLEST, "launch=local", "learner.devices=1")
-    asked = asked_of(config)
-    (line,) = find_misfits(asked, estimate_run(asked))
+    (line,) = misfits_of(config)
     assert "engine.gpu_memory_utilization=0.9" in line
     assert "on one GPU" in line
-    less = asked_of(changed(config, "engine.gpu_memory_utilization=0.4"))
-    assert find_misfits(less, estimate_run(less)) == ()
+    assert misfits_of(changed(config, "engine.gpu_memory_utilization=0.4")) == ()
+
+
+def test_without_gpus_all_must_fit_into_main_memory() -> None:
+    large = ("policy.folder=/models/Qwen3-8B", "policy.renderer=qwen3")
+    here, on_slurm = typed(compose_config(*large)), typed(compose_config(*large, "launch=slurm_cpu"))
+    (line,) = (line for line in misfits_of(here, SMALL) if "this machine" in line)
+    assert line.startswith("worker.concurrency=12, engine.kv_cache_gib=1: workers take 36 GB, the learner 383 GB")
+    assert "this machine has 64 GB" in line
+    assert not any("this machine" in line for line in misfits_of(here, ROOMY))
+    campaign, workers = (line for line in misfits_of(on_slurm) if "mem_gb=16" in line)
+    assert campaign.startswith("launch.campaign.mem_gb=16: the learner takes 383 GB")
+    assert workers.startswith("launch.slurm.mem_gb=16: 12 harnesses at a time and their engine take 36 GB")
+
+
+def test_without_a_word_a_plan_is_of_the_tasks_that_are_made_here_and_fits() -> None:
+    asked = asked_of(typed(compose_config()))
+    assert (asked.plan.calls, asked.plan.reply_tokens, asked.plan.tool_s) == (3, 30, 0.2)
+    assert misfits_of(typed(compose_config())) == ()
+    assert asked_of(typed(compose_config("plan.calls=7"))).plan.calls == 7
+    assert asked_of(typed(compose_config("tasks.folder=mine"))).plan == PlanSettings()
 
 
 def test_a_policy_that_is_not_there_is_the_one_that_sft_would_make_unless_it_comes_from_elsewhere() -> None:

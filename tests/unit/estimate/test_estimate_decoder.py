@@ -100,7 +100,12 @@ def test_a_model_that_nothing_is_known_of_is_refused_with_those_that_are_known(t
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_hidden_layers": None}, {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}]
+    "change",
+    [
+        {"num_hidden_layers": None},
+        {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+        {"layer_types": ["full_attention", "linear_attention"] * 14},
+    ],
 )
 def test_a_configuration_of_another_kind_is_refused_by_file(change: dict[str, object], tmp_path: Path) -> None:
     config_of(KNOWN["Qwen3-0.6B"]).save_pretrained(tmp_path)

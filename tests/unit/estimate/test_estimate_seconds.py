@@ -85,6 +85,11 @@ def test_rollouts_that_do_not_run_at_a_time_run_in_rounds() -> None:
     assert seconds(Workers(num=8, concurrency=1000, num_cpus=16)).rounds == 1
 
 
+@pytest.mark.parametrize(("num_workers", "together"), [(1, 20), (8, 20), (11, 20), (16, 16), (32, 8), (100, 8)])
+def test_a_group_runs_on_one_worker_so_that_workers_without_one_are_of_no_use(num_workers: int, together: int) -> None:
+    assert Workers(num=num_workers, concurrency=20, num_cpus=16).at_a_time(TOKENS) == together
+
+
 def test_harnesses_that_start_together_share_their_cpus() -> None:
     wide, narrow = (seconds(Workers(num=8, concurrency=32, num_cpus=cpus)) for cpus in (32, 8))
     assert narrow.rollout - wide.rollout == pytest.approx(3 * COST.cpu_s)
