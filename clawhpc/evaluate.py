@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -127,34 +128,41 @@ def open_evaluation(config: RunConfig) -> Iterator[tuple[RunPaths, Ledger]]:
 
 
 def choose_policies(config: RunConfig) -> dict[str, Answerer]:
-    """Name -> who answers, in the order given. UserError when one is not there, or no policy."""
-    given, endpoint = config.evaluate.policies, config.policy.endpoint
-    name = str(endpoint.model) if endpoint.is_set else config.policy_folder().name
+    """Name -> who answers, in the order given. UserError when one is not there, is no policy, or has no key here."""
+    given = [(f"evaluate.policies.{name}", name, choice) for name, choice in config.evaluate.policies.items()]
     return {
         name: answerer
-        for named, choice in (given or {name: config.policy}).items()
-        for name, answerer in find_answerers(config, named, choice)
+        for setting, named, choice in given or [("policy", name_policy(config), config.policy)]
+        for name, answerer in find_answerers(config, setting, named, choice)
     }
 
 
-def find_answerers(config: RunConfig, name: str, choice: str | PolicyChoice) -> Iterator[tuple[str, Answerer]]:
-    """What stands under `name`: one policy or, where its folder has a `*`, each that matches, as `name/MATCH`."""
+def name_policy(config: RunConfig) -> str:
+    """That of the one that `policy` names."""
+    return config.policy.endpoint.model or config.policy_folder().name
+
+
+def find_answerers(
+    config: RunConfig, setting: str, name: str, choice: str | PolicyChoice
+) -> Iterator[tuple[str, Answerer]]:
+    """What `setting` names: one policy or, where its folder has a `*`, each that matches, as `name/MATCH`."""
     if isinstance(choice, str):
         choice = PolicyChoice(folder=choice, renderer=config.policy.renderer, thinking=config.policy.thinking)
     if choice.endpoint.is_set:
+        choice.endpoint.key(f"{setting}.endpoint", os.environ)  # which its workers need, and nobody is to wait for them
         yield name, choice.endpoint
     elif "*" in (choice.folder or ""):
-        for match, folder in find_matches(name, str(choice.folder)):
+        for match, folder in find_matches(setting, str(choice.folder)):
             yield f"{name}/{match}", find_policy(config, choice, folder)
     else:
         yield name, find_policy(config, choice, choice.folder)
 
 
-def find_matches(name: str, pattern: str) -> list[tuple[str, str]]:
+def find_matches(setting: str, pattern: str) -> list[tuple[str, str]]:
     """What of a path the pattern left open, and the path. UserError when nothing matches."""
     matches = sorted(glob.glob(pattern))
     if not matches:
-        raise UserError(f"evaluate.policies.{name}={pattern}: no folder matches")
+        raise UserError(f"{setting}: no folder matches {pattern}")
     fixed = pattern[: pattern.index("*")].rpartition("/")[0]
     return [(str(Path(match).relative_to(fixed)), match) for match in matches]
 

@@ -39,6 +39,7 @@ from clawhpc.tasks.clawgym import load_tasks
 from clawhpc.tasks.generate import generate_tasks
 from clawhpc.tasks.oracle import task_solution
 from clawhpc.tasks.sets import load_task_sets
+from clawhpc.verify.settings import VerifySettings
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,11 @@ def capture_tasks(config: RunConfig, folder: Path) -> tuple[TaskSpec, ...]:
 
 
 def capture(config: RunConfig, paths: RunPaths, tasks: Sequence[TaskSpec]) -> list[RolloutRecord]:
-    """One rollout of each task in each harness, with the oracle in the policy's place; those that are there stay."""
+    """One rollout of each task in each harness, with the oracle in the policy's place; those that are there stay.
+
+    Scripts verify these tasks, whoever judges others.
+    """
+    config = dataclasses.replace(config, verify=VerifySettings())
     pairs = [(task, harness) for task in tasks for harness in config.harness.names]
     plan = publish_plan(paths, make_plan("capture", 0, pairs, num_samples=1))
     if unsealed_groups(paths, plan):

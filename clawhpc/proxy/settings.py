@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from clawhpc.api.settings import Prices, check_url
+from clawhpc.api.settings import Prices, check_url, read_key
 from clawhpc.errors import at_least
 
 EndpointProtocol = Literal["openai", "anthropic"]
@@ -56,3 +57,9 @@ class EndpointSettings(Prices):
     def is_set(self) -> bool:
         """The endpoint answers, not a policy."""
         return bool(self.model)
+
+    def key(self, setting: str, environment: Mapping[str, str]) -> str | None:
+        """What opens it; None where it wants none. UserError, by the `setting` that holds these, without one."""
+        if self.api_key_env is None:
+            return None
+        return read_key(f"{setting}.api_key_env", self.api_key_env, environment)

@@ -10,7 +10,6 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from clawhpc.api.settings import read_key
 from clawhpc.errors import EngineError
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
@@ -36,8 +35,7 @@ async def open_desk(
     if not spec.endpoint.is_set:
         yield PolicyDesk(spec, paths, worker_id, ledger, tasks)
         return
-    variable = spec.endpoint.api_key_env
-    key = read_key("policy.endpoint.api_key_env", variable, os.environ) if variable is not None else None
+    key = spec.endpoint.key("policy.endpoint", os.environ)
     async with Endpoint(spec.endpoint, key, window=spec.engine.max_model_len) as endpoint:
         yield EndpointDesk(spec, endpoint)
 

@@ -292,7 +292,11 @@ def make_parent(path: Path) -> Path:
         ({"evaluate": EvaluateSettings(policies={"x": "/nowhere"})}, r"/nowhere: no such policy folder"),
         (
             {"evaluate": EvaluateSettings(policies={"x": "/nowhere/step-*"})},
-            r"evaluate\.policies\.x=.*no folder matches",
+            r"^evaluate\.policies\.x: no folder matches /nowhere/step-\*",
+        ),
+        (
+            {"policy": PolicyChoice(folder="/nowhere/step-*"), "evaluate": EvaluateSettings()},
+            r"^policy: no folder matches /nowhere/step-\*",
         ),
         ({"campaign": CampaignSettings(eval_tasks=0)}, r"eval_tasks=0: there is nothing"),
         ({"tasks": TaskSettings(mcp=McpSettings(servers={"lab": RunServer(command=("lab",))}))}, r"pi has no MCP"),
@@ -307,9 +311,23 @@ def test_what_cannot_be_is_refused_before_there_is_a_run(
     assert not Path(config.run.root).exists()
 
 
-def test_the_page_of_a_run_shows_an_evaluation_too(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_is_not_there_is_said_before_there_is_a_run(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LARGE_KEY", raising=False)
+    locked = PolicyChoice(endpoint=replace(ENDPOINT, api_key_env="LARGE_KEY"))
+    for asks, setting in (
+        (with_policies(config, api=locked), r"evaluate\.policies\.api\.endpoint"),
+        (replace(config, policy=locked, evaluate=replace(config.evaluate, policies={})), r"policy\.endpoint"),
+    ):
+        with pytest.raises(UserError, match=rf"^{setting}\.api_key_env=LARGE_KEY: on .* holds no key"):
+            evaluate(asks, Workers().open)
+    assert not Path(config.run.root).exists()
+
+
+def test_the_page_of_a_run_shows_an_evaluation_too(config: RunConfig) -> None:
     evaluate(config, Workers().open)
-    assert view([str(run_of(config).root)]) == 0
+    view([str(run_of(config).root)])
     assert "codex" in run_of(config).page.read_text()
 
 

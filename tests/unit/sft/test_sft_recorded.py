@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -22,7 +22,10 @@ from clawhpc.store import publish_rollout, read_policy
 from clawhpc.tasks.families import draw_task
 from clawhpc.tasks.generate import GenerateSettings
 from clawhpc.tasks.sets import TaskSettings, load_task_sets
+from clawhpc.verify.settings import JudgeModel, JudgeSettings, VerifySettings
+from clawhpc.worker.settings import WorkerSpec
 from tests.fakes.traces import capture
+from tests.fakes.workers import Killed
 
 TASKS = TaskSettings(generate=GenerateSettings(num_train=8, num_heldout=8))
 
@@ -99,8 +102,32 @@ def test_a_run_without_rollouts_and_one_without_good_ones_are_named(
         sft(config_of(tmp_path, run, babbler))
 
 
-def test_a_model_behind_an_api_cannot_be_taught(tmp_path: Path, run: RunPaths, babbler: Path) -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_model_behind_an_api_cannot_be_taught(recorded: bool, tmp_path: Path, run: RunPaths, babbler: Path) -> None:
     endpoint = EndpointSettings(base_url="http://endpoint/v1", model="large")
-    config = replace(config_of(tmp_path, run, babbler), policy=PolicyChoice(endpoint=endpoint))
+    config = config_of(tmp_path, run, babbler, **({} if recorded else {"runs": ()}))
     with pytest.raises(UserError, match=r"policy\.endpoint\.model=large"):
+        sft(replace(config, policy=PolicyChoice(endpoint=endpoint)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_cold_start_wants_no_key_of_those_that_judge_other_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[WorkerSpec] = []
+
+    def begin(launch: object, spec: WorkerSpec, ledger: object) -> NoReturn:
+        told.append(spec)
+        raise Killed
+
+    monkeypatch.setattr("clawhpc.sft.WorkerPool", begin)
+    judge = JudgeModel(name="m", base_url="http://127.0.0.1:1/v1", api_key_env="JUDGE_KEY")
+    config = RunConfig(
+        cache_dir=str(tmp_path / "cache"),
+        run=RunSettings(root=str(tmp_path / "runs")),
+        tasks=TaskSettings(generate=GenerateSettings(families=("count",))),
+        verify=VerifySettings(judge=JudgeSettings(models={"mine": judge})),
+    )
+    with pytest.raises(Killed):
         sft(config)
+    assert [spec.verify for spec in told] == [VerifySettings()]
