@@ -23,6 +23,8 @@ HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)(\w+)\1(?=\s|$)")
 FLAG = re.compile(r"--(\w+)(=\S+)?\s+")
 ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
+MAX_SHOWN = 200
+"""Characters of a line in a fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +144,8 @@ def _copy_words(one: Instruction, where: str) -> list[str]:
         raise Fault(f"{where}: text in the Dockerfile itself is not supported; put it into a file")
     try:
         words = json.loads(text) if text.startswith("[") else shlex.split(text)
-    except ValueError as error:
-        raise Fault(f"{where} {text}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
     if len(words) < 2 or not all(isinstance(word, str) for word in words):
         raise Fault(f"{where} {text}: needs a source and a target")
     return words
@@ -162,7 +164,10 @@ def _matches(source: str, context: Path, where: str) -> list[Path]:
     relative = PurePosixPath(source.lstrip("/") or ".")
     if ".." in relative.parts:
         raise Fault(f"{where} {source}: leads out of {context}")
-    found = sorted(context.glob(str(relative))) if re.search(r"[*?\[]", source) else [context / relative]
+    try:
+        found = sorted(context.glob(str(relative))) if re.search(r"[*?\[]", source) else [context / relative]
+    except ValueError as error:
+        raise Fault(f"{where} {source}: {error}") from error
     if not found or not all(path.exists() for path in found):
         raise Fault(f"{where} {source}: there is no such file in {context}")
     if not all(path.resolve().is_relative_to(context.resolve()) for path in found):

@@ -55,11 +55,13 @@ class Gathering:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A fault in the block costs this task and no other."""
+        """A fault in the block, or a file that cannot be looked at, costs this task and no other."""
         try:
             yield
         except Fault as fault:
             self._faults.append(one_line(str(fault)))
+        except OSError as error:
+            self._faults.append(one_line(f"{error.filename}: {error.strerror}"))
 
     def add(self, task: TaskSpec, name: str, key: str) -> None:
         """Take `task`, which a person knows as `name`; `key`: the file, and the key in it, that give its id."""
@@ -90,9 +92,9 @@ def by_kind(faults: Iterable[str]) -> list[list[str]]:
 
 
 def task_folders(folder: Path) -> list[Path]:
-    """The folders in `folder` by name, without the hidden ones."""
+    """The folders in `folder` by name, without the hidden ones and those that a link does not lead to."""
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if os.path.isdir(entry.path) and not entry.name.startswith("."))
     return [folder / name for name in names]
 
 
@@ -108,9 +110,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same, as text."""
+    """The same, as text, read as Python's `read_text` would: without a byte order mark, and \\n ends a line."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise Fault(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
 
@@ -120,7 +122,10 @@ def real(path: Path, top: Path | None = None) -> Path:
 
     A fault otherwise: what a set brings, harnesses see, and it could bring any file of the host so.
     """
-    found = path.resolve()
+    try:
+        found = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise Fault(f"{path}: links lead round in a circle") from error
     if not any(found.is_relative_to(folder.resolve()) for folder in (path.parent, top or path.parent.parent)):
         raise Fault(f"{path}: is a link that leads out, to {found}; copy what is there")
     return found

@@ -60,7 +60,7 @@ ROOT_USERS = (None, "root", "0", 0)
 CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
 """Marks benchmark files so that they can be kept out of training data; Harbor shows it to nobody."""
 INSTALLS = re.compile(
-    r"(?:^|[;&|(]|\bthen\b|\bdo\b|\bsudo\b)\s*(apt-get|apt|apk|conda|curl|git\s+clone|npm|npx|pip3?|python3?\s+-m\s+pip|"
+    r"(?:^|[;&|(]|\bthen\b|\bdo\b|\bsudo\b)\s*(?:\w+=\S*\s+)*(apt-get|apt|apk|conda|curl|git\s+clone|npm|npx|pip3?|python3?\s+-m\s+pip|"
     r"uv|uvx|wget|yum)\s"
 )
 """A line of a script that fetches something."""
@@ -299,7 +299,7 @@ def _inputs(root: Path, made: Environment, workdir: PurePosixPath, layout: Layou
             f"{root}/{DOCKERFILE}: COPY to {outside[0]}: only what lies in the workspace, {workdir}, can be given"
         )
     files: dict[str, str | Path] = {str(target.relative_to(workdir)): path for target, path in made.files.items()}
-    return layout.lay_out(files) if files else None
+    return layout.lay_out(f"{root}/{DOCKERFILE}: COPY", files) if files else None
 
 
 def _script(root: Path, config: _Config, workdir: str, assume_image: bool, note: Callable[[str], None]) -> ScriptCheck:

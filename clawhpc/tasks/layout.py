@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -20,6 +20,8 @@ from clawhpc.tasks.faults import Fault
 FORMAT = 1
 """Raised when the same files give other folders."""
 DIGEST_CHARS = 20
+NAME_BYTES = 255
+"""Of a file or folder, at most: Linux has no more."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +30,28 @@ class Layout:
 
     root: Path
 
-    def lay_out(self, files: Mapping[str, str | Path]) -> str:
+    def lay_out(self, key: str, files: Mapping[str, str | Path]) -> str:
         """The absolute path of a folder with these files: their paths in it -> a text, or a file or link of the host.
 
-        A file is known by its size and time. Raises `Fault` for one that cannot be read, that is none, or that stands
-        where others need a folder; `UserError` where the cache cannot be written.
+        `key`: the file, and the key in it, that ask for them. A file is known by its size and time. Raises `Fault` for
+        one that cannot be read, that is none, whose name none can have, or that stands where others need a folder;
+        `UserError` where the cache cannot be written, or has lost some of them.
         """
         paths = [PurePath(name) for name in files]
         assert not any(path.is_absolute() or ".." in path.parts for path in paths), "they stay in the folder"
         if both := files.keys() & {str(parent) for path in paths for parent in path.parents}:
-            raise Fault(f"{min(both)} is to be a file, and a folder with other files")
+            raise Fault(f"{key}: {min(both)} is to be a file, and a folder with other files")
+        _check_names(key, paths)
         folder = self.root / _digest(files)
         try:
             if not folder.is_dir():
                 _write(files, folder)
         except OSError as error:
             raise UserError(f"cannot write tasks to {self.root}: {error.strerror}: {error.filename}") from error
+        if lost := next((name for name in files if not os.path.lexists(folder / name)), None):
+            raise UserError(
+                f"{folder}/{lost} is gone, perhaps to a cleaner of old files: remove {self.root}; it is written anew"
+            )
         return str(folder.absolute())
 
 
@@ -54,6 +62,16 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
         for name in sorted((*names, *links)):
             path = Path(here, name)
             yield str(path.relative_to(folder)), path
+
+
+def _check_names(key: str, paths: Iterable[PurePath]) -> None:
+    for path in paths:
+        try:
+            possible = all(b"\0" not in part and len(part) <= NAME_BYTES for part in map(os.fsencode, path.parts))
+        except UnicodeEncodeError:
+            possible = False
+        if not possible:
+            raise Fault(f"{key}: {str(path)!r} can be no name of a file")
 
 
 def _digest(files: Mapping[str, str | Path]) -> str:

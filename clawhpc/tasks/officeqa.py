@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -94,16 +95,15 @@ def _check_scorer(path: Path) -> None:
 
 def _rows(table: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Line in the file, and row."""
-    text = read_text(table).removeprefix("\ufeff")
-    reader = csv.DictReader(text.splitlines(keepends=True), strict=True)
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        raise Fault(f"{table}: no column {missing[0]}")
+    reader = csv.DictReader(io.StringIO(read_text(table), newline=""), strict=True)
     try:
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise Fault(f"{table}: no column {missing[0]}")
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        raise Fault(f"{table}:{reader.line_num}: {error}") from error
+        raise Fault(f"{table}:{reader.reader.line_num}: {error}") from error
 
 
 def _load_task(
@@ -121,12 +121,12 @@ def _load_task(
             raise Fault(f"{key}: source_files: below the folder there must be one file {name}, and there is not")
     inputs = {name: real(documents[name][0], scorer.parent) for name in names}
     check = layout.lay_out(
-        {"reward.sh": REWARD_SH, "check.py": CHECK_PY, "expected": row["answer"], SCORER: read_text(scorer)}
+        key, {"reward.sh": REWARD_SH, "check.py": CHECK_PY, "expected": row["answer"], SCORER: read_text(scorer)}
     )
     return TaskSpec(
         task_id=row["uid"],
         instruction=row["question"] + ASK,
-        input_dir=layout.lay_out(inputs),
+        input_dir=layout.lay_out(f"{key}: source_files", inputs),
         verifier=Verifier(script=ScriptCheck(folder=check, mount=CHECK_MOUNT)),
         metadata={name: value for name, value in row.items() if name not in ("uid", "question", "answer")},
     )

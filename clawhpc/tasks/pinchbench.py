@@ -1,6 +1,6 @@
 """Read tasks in the format of PinchBench: a markdown file each.
 
-    <folder>/task_*.md, or <folder>/tasks/task_*.md
+    <folder>/task_*.md, <folder>/tasks/task_*.md
     <folder>/assets/, or one beside <folder>         what `source` of a workspace file names
 
 A file has front matter in YAML, and sections under `##`: Prompt, Expected Behavior, Grading Criteria, Automated Checks
@@ -13,6 +13,7 @@ that a `grade` which reads it is a fault.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -37,7 +38,7 @@ from clawhpc.tasks.layout import Layout
 
 PATTERN, TASKS, ASSETS = "task_*.md", "tasks", "assets"
 FRONT_MATTER = re.compile(r"---\s*\n(.*?)\n---\s*\n(.*)", re.DOTALL)
-HEADING = re.compile(r"##\s+(.+)")
+HEADING = re.compile(r"##\s+(.+?)\s*")
 CODE = re.compile(r"```python\s*(.*?)\s*```", re.DOTALL)
 CHECKBOX = re.compile(r"-\s+\[[ x]\]\s+(.+)")
 CRITERION = re.compile(r"^###\s+(?:Criterion\s+\d+\s*:\s*)?(.+?)\s*\(Weight:\s*([\d.]+)\s*%?\)\s*$", re.MULTILINE)
@@ -108,9 +109,8 @@ def load_tasks(folder: Path, layout: Layout) -> LoadedTasks:
 
 
 def task_files(folder: Path) -> list[Path]:
-    """The files of tasks, by name."""
-    here = folder / TASKS if (folder / TASKS).is_dir() else folder
-    return sorted(here.glob(PATTERN))
+    """The files of tasks, by name, in both places."""
+    return [*sorted(folder.glob(PATTERN)), *sorted((folder / TASKS).glob(PATTERN))]
 
 
 def _load_task(path: Path, layout: Layout) -> TaskSpec | None:
@@ -129,7 +129,7 @@ def _load_task(path: Path, layout: Layout) -> TaskSpec | None:
     return TaskSpec(
         task_id=front.id,
         instruction=prompt,
-        input_dir=layout.lay_out(files) if files else None,
+        input_dir=layout.lay_out(f"{path}: workspace_files", files) if files else None,
         verifier=_verifier(path, front, sections, layout),
         run_s=front.timeout_seconds,
         metadata=metadata,
@@ -142,14 +142,14 @@ def _front_matter(path: Path, text: str) -> tuple[_FrontMatter, dict[str, Any]]:
             raise Fault(f"{path}: has aliases (*name), by which a line can stand for gigabytes: write it out")
         values = msgspec.to_builtins(msgspec.yaml.decode(text), str_keys=True)
         front = msgspec.convert(values, _FrontMatter)
-    except (msgspec.DecodeError, yaml.YAMLError, RecursionError) as error:
+    except (msgspec.DecodeError, yaml.YAMLError, RecursionError, TypeError) as error:
         raise Fault(f"{path}: {' '.join(str(error).split())}") from error
     for key, what in UNSUPPORTED.items():
         if values.get(key):
             raise Fault(f"{path}: {key}: {what}: not supported")
     check_text(f"{path}: id", front.id)
-    if not front.timeout_seconds > 0:
-        raise Fault(f"{path}: timeout_seconds {front.timeout_seconds}: must be more than 0")
+    if not 0 < front.timeout_seconds < math.inf:
+        raise Fault(f"{path}: timeout_seconds {front.timeout_seconds}: must be more than 0, and not infinite")
     metadata = {key: value for key, value in values.items() if key not in _FrontMatter.__struct_fields__}
     if nesting(metadata) > MAX_NESTING:
         raise Fault(f"{path}: nested more than {MAX_NESTING} levels deep")
@@ -221,7 +221,7 @@ def _script(path: Path, sections: dict[str, str], layout: Layout) -> ScriptCheck
     _check_grader(key, code[1])
     files = {"reward.sh": REWARD_SH, "run.py": RUN_PY, "grade.py": f"{code[1]}\n"}
     return ScriptCheck(
-        folder=layout.lay_out(files),
+        folder=layout.lay_out(key, files),
         mount=CHECK_MOUNT,
         reward_folder=REWARD_FOLDER,
         cwd=WORKSPACE_MOUNT,
@@ -250,7 +250,7 @@ def _rubric(path: Path, sections: dict[str, str]) -> Rubric:
     names = [criterion.name for criterion in criteria]
     for criterion in criteria:
         check_text(f"{path}: LLM Judge Rubric: {criterion.name!r}", criterion.text)
-        if names.count(criterion.name) > 1 or not criterion.weight > 0:
+        if names.count(criterion.name) > 1 or not 0 < criterion.weight < math.inf:
             raise Fault(f"{path}: LLM Judge Rubric: {criterion.name!r}: names must differ, weights be more than 0")
     return Rubric(criteria=criteria, expected=sections.get("Expected Behavior", ""))
 
@@ -260,9 +260,17 @@ def _weighted(text: str) -> tuple[Criterion, ...]:
     heads = list(CRITERION.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)] * bool(heads)
     return tuple(
-        Criterion(name=head[1], text=text[head.end() : end].strip(), weight=float(head[2]))
+        Criterion(name=head[1], text=text[head.end() : end].strip(), weight=_number(head[2]))
         for head, end in zip(heads, ends, strict=True)
     )
+
+
+def _number(digits: str) -> float:
+    """Not a number for several points, or a point alone."""
+    try:
+        return float(digits)
+    except ValueError:
+        return math.nan
 
 
 def _whole(text: str) -> tuple[Criterion, ...]:

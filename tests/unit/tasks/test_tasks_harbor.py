@@ -124,6 +124,7 @@ def test_what_cannot_be_had_is_a_fault_that_names_file_and_key(tmp_path: Path, t
         ({"script": "#!/usr/bin/env python3\n"}, "tests/test.sh", "is run with bash"),
         ({"script": "#!/bin/bash\n\nset -e; apt-get install -y x\n"}, "tests/test.sh:3", "apt-get needs a network"),
         ({"script": "uvx pytest /tests/test.py\n"}, "tests/test.sh:1", "uvx needs a network"),
+        ({"script": "A=1 B= apt-get install x\n"}, "tests/test.sh:1", "apt-get needs a network"),
     ],
 )
 def test_a_faulty_file_is_named(tmp_path: Path, files: dict[str, str], place: str, fault: str) -> None:

@@ -53,6 +53,19 @@ def test_texts_over_several_lines_and_several_documents(tmp_path: Path) -> None:
     assert sorted(path.name for path in Path(task.input_dir).iterdir()) == ["doc0.txt", "doc1.txt"]
 
 
+def test_a_row_ends_where_a_line_of_the_file_does_and_nowhere_else(tmp_path: Path) -> None:
+    lay_officeqa(tmp_path / "set", table=f"{HEADER}u,One\u2028two?,a\u0085,doc0.txt\r\nv,q,,doc0.txt\r\n")
+    loaded = load(tmp_path)
+    assert loaded.tasks[0].instruction.startswith("One\u2028two?")
+    assert loaded.faults == (f"{tmp_path}/set/small.csv:3: answer is empty",)
+
+
+def test_a_first_line_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    lay_officeqa(tmp_path / "set", table='uid,"a"b,question,answer,source_files\nu,x,q,a,doc0.txt\n')
+    (fault,) = load(tmp_path).faults
+    assert fault.startswith(f"{tmp_path}/set/small.csv:1: ")
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [

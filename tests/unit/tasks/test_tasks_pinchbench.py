@@ -78,6 +78,20 @@ def test_workspace_files_are_texts_or_assets_beside_the_tasks(tmp_path: Path) ->
     assert found == {"in/b.csv": "1\n", "c/d.txt": "d"}
 
 
+def test_files_beside_a_folder_of_tasks_are_tasks_too(tmp_path: Path) -> None:
+    lay_pinchbench(tmp_path / "set", "task_a")
+    lay_pinchbench(tmp_path / "set/tasks", "task_b")
+    loaded = load(tmp_path)
+    assert ([task.task_id for task in loaded.tasks], loaded.faults) == (["task_a", "task_b"], ())
+
+
+def test_a_file_may_come_from_windows_and_have_spaces_after_its_headings(tmp_path: Path) -> None:
+    path = lay_pinchbench(tmp_path / "set")
+    expected = only_task(tmp_path)
+    path.write_bytes(path.read_text().replace("## Prompt", "## Prompt ").replace("\n", "\r\n").encode("utf-8-sig"))
+    assert only_task(tmp_path) == expected
+
+
 def test_patterns_for_new_tasks_are_passed_over(tmp_path: Path) -> None:
     lay_pinchbench(tmp_path / "set", "task_XX_name")
     lay_pinchbench(tmp_path / "set", "task_b")
@@ -98,6 +112,7 @@ def test_dates_in_the_front_matter_can_be_recorded(tmp_path: Path) -> None:
         ({"grading_type": "vibes"}, "grading_type 'vibes': must be automated, llm_judge or hybrid"),
         ({"grading_weights": {"automated": 0, "llm_judge": 1}}, "grading_weights: both must be more than 0"),
         ({"timeout_seconds": -1}, "timeout_seconds -1.0: must be more than 0"),
+        ({"timeout_seconds": float("inf")}, "timeout_seconds inf: must be more than 0, and not infinite"),
         ({"sessions": [{"id": "a"}]}, "sessions: several sessions with one workspace: not supported"),
         ({"workspace_files": ["a.txt"]}, "Expected `object`, got `str` - at `$.workspace_files[0]`"),
         ({"workspace_files": [{"path": "a"}]}, "workspace_files[0]: needs path and content, or source and dest"),
@@ -127,12 +142,21 @@ def test_faulty_front_matter_names_file_and_key(tmp_path: Path, front: dict[str,
         ({"grade": "def grade(t, w):\n    return {'a': len(t)}\n"}, "line 2: grade reads the transcript"),
         ({"rubric": "### A (Weight: 1%)\nx\n### A (Weight: 1%)\ny"}, "'A': names must differ"),
         ({"rubric": "### A (Weight: 0%)\nx"}, "'A': names must differ, weights be more than 0"),
+        ({"rubric": "### A (Weight: 1.2.3%)\nx"}, "'A': names must differ, weights be more than 0"),
+        ({"rubric": f"### A (Weight: {'9' * 400}%)\nx"}, "'A': names must differ, weights be more than 0"),
         ({"rubric": "### A (Weight: 1%)\n"}, "'A' is empty"),
     ],
 )
 def test_a_faulty_section_is_named(tmp_path: Path, sections: dict[str, str], fault: str) -> None:
     lay_pinchbench(tmp_path / "set", **sections)
     assert fault in only_fault(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["on", "~"])
+def test_a_key_that_yaml_takes_for_no_text_is_a_fault(tmp_path: Path, key: str) -> None:
+    path = lay_pinchbench(tmp_path / "set")
+    path.write_text(path.read_text().replace("category: notes", f"{key}: notes"))
+    assert only_fault(tmp_path) == f"{path}: Only dicts with str-like or number-like keys are supported"
 
 
 def test_front_matter_that_would_grow_without_end_is_a_fault(tmp_path: Path) -> None:
