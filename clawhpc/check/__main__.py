@@ -62,7 +62,7 @@ def main() -> None:
             findings = examine(config, asked)
         except KeyboardInterrupt:
             fail("interrupted; the same command begins anew", EXIT_INTERRUPTED)
-        sys.stdout.writelines(f"{line}\n" for line in report(findings, config.limits.harness_s))
+        sys.stdout.writelines(f"{line}\n" for line in report(findings, config.limits))
         if asked.json is not None:
             content = {"problems": findings.problems, **msgspec.to_builtins(findings)}
             asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(content)))

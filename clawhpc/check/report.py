@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from clawhpc.check.survey import Spread, Survey, Untouched
+from clawhpc.check.survey import Spread, Survey, Untouched, spread
+from clawhpc.records import TEARDOWN_S, Limits
 from clawhpc.tasks.faults import by_kind
 
 SHOWN = 20
@@ -61,12 +62,12 @@ class Findings:
         return [kind for kind in (*faults, shared, *failures.values(), free) if kind]
 
 
-def report(findings: Findings, harness_s: float) -> Iterator[str]:
-    """Lines for a person. `harness_s`: how long the run's limits let a harness work."""
+def report(findings: Findings, limits: Limits) -> Iterator[str]:
+    """Lines for a person. `limits`: those of the run."""
     for one in findings.sets:
-        yield from _set_lines(one, harness_s)
+        yield from _set_lines(one, limits)
         yield ""
-    if lines := list(_untouched_lines(findings)):
+    if lines := list(_untouched_lines(findings, limits)):
         yield from (*lines, "")
     yield from _fault_lines(findings.kinds)
 
@@ -85,7 +86,7 @@ def _fault_lines(kinds: Sequence[Sequence[str]]) -> Iterator[str]:
             yield f"    also {files}" + (f" and {more} more" if more > 0 else "")
 
 
-def _set_lines(one: Survey, harness_s: float) -> Iterator[str]:
+def _set_lines(one: Survey, limits: Limits) -> Iterator[str]:
     yield f"{one.folder}: {one.num_tasks} tasks of {one.format}, {len(one.faults)} faulty"
     yield _row("verifiers", ", ".join(f"{name}: {count}" for name, count in sorted(one.verifiers.items())) or "none")
     size = f"{one.input_files} files, {in_units(one.input_bytes)}"
@@ -94,13 +95,13 @@ def _set_lines(one: Survey, harness_s: float) -> Iterator[str]:
     yield _row("MCP servers", f"in {one.with_mcp} tasks{leave}")
     yield _row("instructions", f"{_span(one.instruction_chars)} characters")
     if one.run_s is not None:
-        cut = f"; limits.deadline_s leaves {harness_s:g} s" if one.run_s.most > harness_s else ""
+        cut = f"; limits.deadline_s leaves {limits.harness_s:g} s" if one.run_s.most > limits.harness_s else ""
         yield _row("time", f"{_span(one.run_s)} s for the harness{cut}")
     yield from (_row("note", f"in {count} tasks: {note}") for note, count in one.notes.items())
     yield from _named("same task", [" = ".join(ids) for ids in one.duplicates])
 
 
-def _untouched_lines(findings: Findings) -> Iterator[str]:
+def _untouched_lines(findings: Findings, limits: Limits) -> Iterator[str]:
     scored = [one for one in findings.untouched if one.reward is not None]
     free = sorted((one for one in scored if one.reward), key=lambda one: -(one.reward or 0.0))
     if findings.untouched:
@@ -108,6 +109,10 @@ def _untouched_lines(findings: Findings) -> Iterator[str]:
             f"The untouched workspace, in {len(findings.untouched)} tasks, {findings.untouched_s:.0f} s: nothing in "
             f"{len(scored) - len(free)}, points in {len(free)}, no verdict in {len(findings.untouched) - len(scored)}"
         )
+        if took := spread([round(one.verify_s, 1) for one in scored]):
+            least_s = limits.reserve_s - limits.settle_s - TEARDOWN_S
+            short = f"; limits.reserve_s leaves {least_s:g} s" if took.most > least_s else ""
+            yield _row("time", f"{_span(took)} s for the verifier{short}")
         yield from _named("free", [f"{one.reward:.3g}  {one.task_id}{_parts(one)}" for one in free])
     if findings.rubrics_not_asked:
         yield f"The rubrics of {findings.rubrics_not_asked} tasks were not asked about: no judge is set (verify.judge)"

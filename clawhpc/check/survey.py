@@ -58,6 +58,8 @@ class Untouched:
     task_id: str
     reward: float | None
     """None where its verifier failed."""
+    verify_s: float = 0.0
+    """That its verifier took, with as many at once as in a worker; 0 where it failed."""
     breakdown: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     """Of its verifier, or of the sandbox."""

@@ -58,12 +58,14 @@ async def _score_one(task: TaskSpec, bench: Bench) -> Untouched:
     try:
         with boundary(SandboxError, "its workspace"):
             await to_thread.run_sync(lay_out, task, folder, abandon_on_cancel=True)
+        start = anyio.current_time()
         verdict = await _verdict(task, folder / WORKSPACE, bench)
+        verify_s = anyio.current_time() - start
     except BoundaryError as error:
         return Untouched(task_id=task.task_id, reward=None, failure=str(error))
     finally:
         await discard(folder, within_s=TEARDOWN_S)
-    return Untouched(task_id=task.task_id, reward=verdict.reward, breakdown=verdict.breakdown)
+    return Untouched(task_id=task.task_id, reward=verdict.reward, breakdown=verdict.breakdown, verify_s=verify_s)
 
 
 async def _verdict(task: TaskSpec, workspace: Path, bench: Bench) -> Verdict:

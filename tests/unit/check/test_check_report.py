@@ -2,6 +2,10 @@ import pytest
 
 from clawhpc.check.report import SHOWN, Findings, in_units, report
 from clawhpc.check.survey import Spread, Survey, Untouched
+from clawhpc.records import Limits
+
+LIMITS = Limits(deadline_s=120, reserve_s=20, settle_s=2)
+"""They leave a harness 100 s, and a verifier 13."""
 
 
 def survey(**fields: object) -> Survey:
@@ -22,7 +26,7 @@ def findings(*untouched: Untouched, **fields: object) -> Findings:
 
 
 def text(found: Findings) -> str:
-    return "\n".join(report(found, 100.0))
+    return "\n".join(report(found, LIMITS))
 
 
 def test_nothing_wrong_is_said_in_so_many_words() -> None:
@@ -95,6 +99,12 @@ def test_more_time_than_the_limits_leave_is_said() -> None:
     assert "60 to 900 (median 90) s for the harness; limits.deadline_s leaves 100 s" in text(
         findings(sets=(survey(run_s=spread),))
     )
+
+
+def test_how_long_verifiers_took_is_said_and_whether_a_rollout_has_as_much() -> None:
+    quick, slow = Untouched(task_id="a", reward=0.0, verify_s=1.04), Untouched(task_id="b", reward=0.0, verify_s=13.2)
+    assert "  time          1 to 1 (median 1) s for the verifier\n" in text(findings(quick))
+    assert "1 to 13.2 (median 7.1) s for the verifier; limits.reserve_s leaves 13 s" in text(findings(quick, slow))
 
 
 def test_servers_that_need_leave_to_run_on_the_host_are_said() -> None:
