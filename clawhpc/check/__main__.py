@@ -17,7 +17,7 @@ from clawhpc.check.report import Findings, report
 from clawhpc.check.survey import Untouched, shared_ids, survey_set
 from clawhpc.command import EXIT_INTERRUPTED, EXIT_USER, fail, one_line_errors
 from clawhpc.config import RunConfig, entry_point
-from clawhpc.errors import UserError, ungrouped
+from clawhpc.errors import HostError, UserError, ungrouped
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.load import LoadOptions, read_tasks
@@ -149,7 +149,10 @@ def score(config: RunConfig, sets: Sequence[LoadedTasks], most: int | None) -> t
     has_judge = bool(config.verify.judge.models)
     scored = [task for task in drawn if has_judge or task.verifier.script is not None]
     silent = 0 if has_judge else sum(task.verifier.rubric is not None for task in drawn)
-    return (anyio.run(score_here, config, scored) if scored else []), silent
+    try:
+        return (anyio.run(score_here, config, scored) if scored else []), silent
+    except HostError as error:
+        raise HostError(f"{error}; untouched=false does without") from error
 
 
 def draw_tasks(sets: Sequence[LoadedTasks], most: int | None, seed: int) -> list[TaskSpec]:
@@ -173,7 +176,7 @@ async def score_here(config: RunConfig, tasks: Sequence[TaskSpec]) -> list[Untou
     keys = judge_keys(config.verify.judge, os.environ)
     with ungrouped(), Ledger.open(config.scratch_root()) as ledger:
         sandbox = await open_sandbox(config.sandbox, ledger=ledger, cache_dir=Path(config.cache_dir))
-        for folder in {folder for task in tasks for folder in task.hidden_folders}:
+        for folder in sorted({folder for task in tasks for folder in task.hidden_folders}):
             sandbox.check_hidden(Path(folder))
         async with open_judge(config.verify.judge, keys) as judge:
             bench = Bench(

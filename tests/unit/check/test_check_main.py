@@ -4,7 +4,7 @@ import pytest
 
 from clawhpc.check.__main__ import Asked, draw_tasks, examine, parse_arguments
 from clawhpc.config import RunConfig
-from clawhpc.errors import UserError
+from clawhpc.errors import HostError, UserError
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.sets import TaskSettings
 from tests.fakes.records import make_task
@@ -49,6 +49,16 @@ def test_sets_are_looked_at_without_a_sandbox_where_nothing_is_to_be_scored(tmp_
     assert [(one.format, one.num_tasks) for one in found.sets] == [("Harbor", 1), ("PinchBench", 1)]
     assert found.problems == (f"{tmp_path}/h/bad/instruction.md: the instruction is empty",)
     assert (found.untouched, found.rubrics_not_asked) == ((), 0)
+
+
+def test_where_no_sandbox_works_it_is_said_how_to_do_without(
+    tmp_path: Path, ledger_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_harbor(tmp_path / "h")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = RunConfig(cache_dir=str(tmp_path / "cache"), scratch_dir=str(ledger_root))
+    with pytest.raises(HostError, match=r"no sandbox works here.*; untouched=false does without"):
+        examine(config, Asked(folders=(tmp_path / "h",)))
 
 
 def test_the_sets_of_the_configuration_are_looked_at_where_none_is_named(tmp_path: Path) -> None:
