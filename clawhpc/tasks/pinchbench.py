@@ -252,7 +252,9 @@ def _rubric(path: Path, sections: dict[str, str]) -> Rubric:
         check_text(f"{path}: LLM Judge Rubric: {criterion.name!r}", criterion.text)
         if names.count(criterion.name) > 1 or not 0 < criterion.weight < math.inf:
             raise Fault(f"{path}: LLM Judge Rubric: {criterion.name!r}: names must differ, weights be more than 0")
-    return Rubric(criteria=criteria, expected=sections.get("Expected Behavior", ""))
+    first = CRITERION.search(text)
+    told = (sections.get("Expected Behavior", ""), text[: first.start()].strip() if first else "")
+    return Rubric(criteria=criteria, expected="\n\n".join(filter(None, told)))
 
 
 def _weighted(text: str) -> tuple[Criterion, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from clawhpc.errors import UserError
 from clawhpc.tasks.clawgym import load_tasks
-from clawhpc.tasks.generate import GeneratedTasks, GenerateSettings, generate_tasks
+from clawhpc.tasks.generate import GenerateSettings, generate_tasks
 from clawhpc.tasks.oracle import task_solution
 from tests.fakes.records import reward_folder
 
@@ -124,11 +124,6 @@ def test_a_workspace_that_differs_anywhere_gets_none(solved: Path, spoil: str) -
             target.unlink()
             subprocess.run(["mkfifo", target], check=True)
     assert reward(solved) == "0"
-
-
-def test_paths_are_named_in_one_place(tmp_path: Path) -> None:
-    tasks = GeneratedTasks(tmp_path)
-    assert tasks.split("heldout") == tmp_path / "heldout"
 
 
 def test_two_processes_that_make_the_same_tasks_at_once_both_have_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from clawhpc.records import WORKSPACE_MOUNT, Criterion, TaskSpec
 from clawhpc.tasks import pinchbench
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.layout import Layout
-from tests.fakes.task_sets import GRADE, lay_pinchbench
+from tests.fakes.task_sets import GRADE, RUBRIC, lay_pinchbench
 
 
 def load(folder: Path) -> LoadedTasks:
@@ -46,6 +46,15 @@ def test_a_task_of_both_gradings(tmp_path: Path) -> None:
     )
     assert script is not None
     assert (script.mount, script.cwd, script.reward_folder) == ("/tests", WORKSPACE_MOUNT, "/logs/verifier")
+
+
+def test_what_a_rubric_says_before_its_first_criterion_is_told_with_what_is_expected(tmp_path: Path) -> None:
+    before = "Judge by note.txt alone.\n"
+    lay_pinchbench(tmp_path / "set", rubric=f"{before}\n{RUBRIC}")
+    rubric = only_task(tmp_path).verifier.rubric
+    assert rubric is not None
+    assert rubric.expected == "It writes note.txt.\n\nJudge by note.txt alone."
+    assert [criterion.name for criterion in rubric.criteria] == ["Tone", "Content"]
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("automated", (True, False)), ("llm_judge", (False, True))])
