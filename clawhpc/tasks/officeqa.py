@@ -44,7 +44,18 @@ from reward import {SCORE}
 answer = Path("{WORKSPACE_MOUNT}/{ANSWER_FILE}")
 said = answer.open(errors="replace").read({MAX_ANSWER_CHARS}).strip() if answer.is_file() else ""
 expected = Path("/tests/expected").read_text()
-print(float({SCORE}(expected, said, {TOLERANCE})) if said else 0.0)
+
+
+def score(answer):
+    return float({SCORE}(expected, answer, {TOLERANCE}))
+
+
+try:
+    reward = score(said) if said else 0.0
+except Exception:
+    score(expected)  # whoever fails on the right answer too is broken; else it is the answer that earns nothing
+    reward = 0.0
+print(reward)
 """
 
 

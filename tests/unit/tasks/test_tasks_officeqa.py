@@ -34,15 +34,31 @@ def test_each_row_is_a_task_with_the_documents_that_it_names(tmp_path: Path) -> 
     ("said", "reward"), [("0\n", "1.0"), ("1", "0.0"), ("", "0.0"), (None, "0.0"), (" " * (1 << 20) + "0", "0.0")]
 )
 def test_the_scorer_of_the_set_is_asked_about_what_was_written(tmp_path: Path, said: str | None, reward: str) -> None:
-    """Its program, run on the host with host paths for those of the sandbox."""
     lay_officeqa(tmp_path / "set")
-    (task,) = load(tmp_path).tasks
-    folder = reward_folder(task)
+    assert scored(tmp_path, said).stdout == f"{reward}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "printed"),
+    [("return float(float(ground_truth) == float(predicted))", 0, "0.0\n"), ("raise ImportError('gone')", 1, "")],
+)
+def test_an_answer_that_the_scorer_fails_on_has_no_point_unless_it_fails_on_the_right_one_too(
+    tmp_path: Path, line: str, code: int, printed: str
+) -> None:
+    root = lay_officeqa(tmp_path / "set")
+    (root / "reward.py").write_text(f"def score_answer(ground_truth, predicted, tolerance):\n    {line}\n")
+    found = scored(tmp_path, "many")
+    assert (found.returncode, found.stdout) == (code, printed)
+
+
+def scored(folder: Path, said: str | None) -> subprocess.CompletedProcess[str]:
+    """The program of the set's one task, run on the host with host paths for those of the sandbox."""
+    (task,) = load(folder).tasks
+    check = reward_folder(task)
     if said is not None:
-        (tmp_path / "answer.txt").write_text(said)
-    program = officeqa.CHECK_PY.replace("/tests", folder).replace(f"{task.workspace_mount}/", f"{tmp_path}/")
-    found = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, timeout=30, text=True)
-    assert found.stdout == f"{reward}\n"
+        (folder / "answer.txt").write_text(said)
+    program = officeqa.CHECK_PY.replace("/tests", check).replace(f"{task.workspace_mount}/", f"{folder}/")
+    return subprocess.run([sys.executable, "-c", program], cwd=check, capture_output=True, timeout=30, text=True)
 
 
 def test_texts_over_several_lines_and_several_documents(tmp_path: Path) -> None:
