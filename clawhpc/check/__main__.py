@@ -32,7 +32,7 @@ Say what is faulty in sets of tasks, what is in them, and what an untouched work
   json=FILE        write all that was found
 
 It takes the overrides of clawhpc.train: sandbox.*, worker.concurrency, tasks.assume_image, verify.judge.*, limits.*
-Exit code 0 where nothing is faulty, else 2.
+Exit code 0 where nothing is faulty, 2 where something is, 1 where no sandbox works here.
 
 """
 PROGRESS_S = 5.0
@@ -52,7 +52,7 @@ class Asked:
 
 @one_line_errors()
 def main() -> None:
-    """Exit code 0 when nothing is faulty, else 2."""
+    """Exit code 0 when nothing is faulty, 2 when something is."""
     asked, sys.argv[1:] = parse_arguments(sys.argv[1:])
     code = 0
 
