@@ -94,7 +94,9 @@ class Evaluation:
     engines: tuple[EngineShare, ...]
     """None of a model behind an API."""
     cpu_s: dict[str, float]
-    """Part of the run -> CPU seconds so far, as far as is known: harness, engine, proxy."""
+    """Part of the run -> CPU seconds, as far as is known: `harness` of these cells; `engine` and `proxy` of all workers
+    that the run has had, whoever was compared.
+    """
 
 
 def lighten(record: RolloutRecord) -> RolloutRecord:

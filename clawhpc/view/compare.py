@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clawhpc.passrate import Estimate, by_pair, paired_difference, tabulate
 from clawhpc.records import POLICY_OUTCOMES, Outcome, RolloutRecord
 from clawhpc.view.compared import ComparedRun
-from clawhpc.view.curves import STEP_TIME, Chart, Series, with_points
+from clawhpc.view.curves import LEARNING, STEP_TIME, Chart, Series, with_points
 from clawhpc.view.metrics import Points
 from clawhpc.view.summary import short_number
 
@@ -49,16 +49,7 @@ class Curve:
 CURVES = (
     Curve("Reward", "mean over the training rollouts of a step", "train/reward"),
     Curve("Evaluation", "pass@1 on the held-out tasks", points_of=pass_rates, dots=True),
-    Curve("Entropy", "of the policy, nats per drawn token", "train/entropy"),
-    Curve("Clip share", "drawn tokens whose ratio was clipped", "train/clip_share"),
-    Curve("Truncated share", "importance weights over the bound", "train/truncated_share"),
-    Curve("Update KL", "how far a step's updates go, mean per token", "train/update_kl"),
-    Curve("Sampling KL", "of the learner's policy from the engine's", "train/sampling_kl"),
-    Curve("Sampling gap", "largest |old − sampling log-prob|", "train/sampling_gap_max"),
-    Curve("Reference KL", "of the policy from the first one", "train/reference_kl"),
-    Curve("Gradient norm", "before clipping", "train/grad_norm"),
-    Curve("Explained variance", "of the returns, by the critic", "credit/explained_variance", from_zero=False),
-    Curve("Share without credit", "tokens that train whose advantage is 0", "train/no_credit_share"),
+    *(Curve(title, hint, metric) for metric, title, hint in LEARNING),
     Curve("Time per step", "seconds, from plan to new policy", points_of=step_times),
     Curve("Tokens drawn", "per step", "tree/sampled_tokens"),
     Curve("Tokens computed", "per step, as trees", "tree/row_tokens"),
@@ -248,7 +239,8 @@ def cost_table(runs: Sequence[ComparedRun]) -> Table:
             )
             for run in runs
         ],
-        note="Wall clock: from the first rollout's start to the last one's end, pauses included.",
+        note="Wall clock: from the first rollout's start to the last one's end, pauses included."
+        + (" USD: as far as endpoints count and prices are set; there may be more." if paid else ""),
     )
 
 

@@ -65,7 +65,7 @@ class ComparedRun:
     """Dotted key -> value, as text."""
     metrics: Mapping[str, Points]
     evaluations: Mapping[int, Sequence[RolloutRecord]]
-    """Step -> the rollouts of its evaluation, without their calls; ascending."""
+    """Step -> the rollouts of its evaluation, without their calls, by tasks that no two runs confuse; ascending."""
     evaluated: Mapping[int, str]
     """Of a run of `clawhpc.evaluate`: step -> which policy that is, on which tasks. Empty for a campaign: its steps are
     those of one policy that learns.
@@ -87,7 +87,7 @@ def read_run(name: str, paths: RunPaths) -> ComparedRun:
         totals = totals.with_record(record)
         outcomes[record.outcome] += 1
         if record.key.phase == "eval":
-            evaluations.setdefault(record.key.step, []).append(replace(record, calls=()))
+            evaluations.setdefault(record.key.step, []).append(_without_calls(record))
     result = _read_result(paths)
     return ComparedRun(
         name=name,
@@ -102,6 +102,11 @@ def read_run(name: str, paths: RunPaths) -> ComparedRun:
         usd=_known_usd(totals, result),
         finished=paths.finished.exists(),
     )
+
+
+def _without_calls(record: RolloutRecord) -> RolloutRecord:
+    """Its task is known by id and instruction: of another seed, or in another set, another task may have the id."""
+    return replace(record, calls=(), key=replace(record.key, task_id=f"{record.key.task_id}: {record.instruction}"))
 
 
 def _judge_usd(record: RolloutRecord) -> float | None:

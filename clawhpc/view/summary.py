@@ -26,6 +26,7 @@ class Row:
     sample: int
     outcome: Outcome
     reward: float | None
+    """What trains; of an evaluation what the verifier said, before any shaping, as in its tables."""
     num_calls: int
     num_drawn: int
     """Tokens that the policy drew."""
@@ -57,7 +58,7 @@ def summarise(record: RolloutRecord) -> Row:
         harness=record.key.harness,
         sample=record.sample,
         outcome=record.outcome,
-        reward=record.verdict.reward if record.verdict else None,
+        reward=_reward(record),
         num_calls=len(record.calls),
         num_drawn=sum(call.usage.output_tokens for call in record.calls),
         peak_context=max((call.usage.input_tokens for call in record.calls), default=0),
@@ -70,6 +71,12 @@ def summarise(record: RolloutRecord) -> Row:
         started_at=record.timings.started_at,
         trains=record.trains,
     )
+
+
+def _reward(record: RolloutRecord) -> float | None:
+    if record.verdict is None:
+        return None
+    return record.verdict.raw_reward if record.key.phase == "eval" else record.verdict.reward
 
 
 def seconds_of_parts(timings: Timings) -> tuple[float, ...]:

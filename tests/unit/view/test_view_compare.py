@@ -26,7 +26,7 @@ from clawhpc.view.compare import (
 )
 from clawhpc.view.compared import ComparedRun, read_run
 from clawhpc.view.report_page import build_report
-from tests.fakes.records import make_group, make_record
+from tests.fakes.records import make_group, make_record, make_task
 from tests.fakes.run import HOSTILE, write_run
 
 Rewards = Mapping[str, float | None]
@@ -77,6 +77,18 @@ def test_differences_are_paired_over_what_two_evaluations_share(tmp_path: Path) 
     assert rows[1]["against first"] == "-1.000 [-1.000, -1.000]"
 
 
+def test_tasks_of_one_id_are_not_compared_where_they_ask_for_different_things(tmp_path: Path) -> None:
+    runs = []
+    for name, number in (("one", 1), ("two", 2), ("again", 2)):
+        paths = RunPaths(tmp_path / name)
+        task = replace(make_task("t"), instruction=f"Write {number}.")
+        publish_rollout(paths, make_record(make_group("t", phase="eval", step=9, task=task), 0, 1.0))
+        paths.config.write_text("a: 1\n")
+        runs.append(read_run(name, paths))
+    (row,) = cells(difference_table(runs))
+    assert (row["run"], row["against one"], row["against two"]) == ("again", "–", "+0.000 [+0.000, +0.000]")
+
+
 def test_of_an_evaluation_each_policy_is_compared_by_its_name(tmp_path: Path) -> None:
     compared(tmp_path / "e", {0: dict.fromkeys("ab", 0.0), 1: dict.fromkeys("ab", 1.0), 2: {"a": 1.0}})
     paths = RunPaths(tmp_path / "e")
@@ -117,7 +129,10 @@ def test_what_judges_cost_is_summed_as_far_as_they_say_it(tmp_path: Path) -> Non
     paths.config.write_text("a: 1\n")
     run = read_run("judged", paths)
     assert cells(cost_table([run]))[0]["USD, judge"] == "0.75"
-    assert "USD, judge" not in cost_table([compared(tmp_path / "other", {0: {"a": 1.0}})]).heads
+    assert "there may be more" in cost_table([run]).note
+    free = cost_table([compared(tmp_path / "other", {0: {"a": 1.0}})])
+    assert "USD, judge" not in free.heads
+    assert "USD" not in free.note
 
 
 def test_only_keys_that_differ_are_listed_and_one_that_a_run_lacks_is_no_value(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.records import FailedAttempt, McpCall, Outcome, Verdict
+from clawhpc.records import FailedAttempt, McpCall, Outcome, Phase, Verdict
 from clawhpc.view.detail import MAX_TEXT, TextTable, describe_rollout, split_text
 from clawhpc.view.summary import Row, choose_embedded, notices, short_number, summarise
 from tests.fakes.records import make_group, make_judgement, make_record
@@ -65,6 +66,15 @@ def test_why_earlier_attempts_failed_is_told() -> None:
     record = dataclasses.replace(make_record(make_group()), failed_attempts=(attempt,))
     assert summarise(record).failed_attempts == (Outcome.SANDBOX_FAILED,)
     assert describe_rollout(record, TextTable(), decode)["failed_attempts"] == ["sandbox_failed: no room"]
+
+
+@pytest.mark.parametrize(("phase", "reward"), [("train", 0.2), ("eval", 0.75)])
+def test_the_reward_of_an_evaluation_is_what_the_verifier_said_and_that_of_training_what_trains(
+    phase: Phase, reward: float
+) -> None:
+    record = make_record(make_group(phase=phase))
+    assert summarise(dataclasses.replace(record, verdict=Verdict(reward=0.2, unshaped=0.75))).reward == reward
+    assert summarise(dataclasses.replace(record, verdict=Verdict(reward=0.2))).reward == 0.2
 
 
 def test_what_judges_said_and_what_it_cost_is_told() -> None:
