@@ -342,7 +342,7 @@ def training(found: Findings) -> Iterator[str]:
     """What the training of each arm took and gave."""
     yield "## Training, all seeds together"
     yield ""
-    yield "| | rollouts | reward of first and last step | rollouts that taught nothing | minutes collecting | learning |"
+    yield "| | rollouts | reward of first and last step | tokens without credit | minutes collecting | learning |"
     yield "|---|---|---|---|---|---|"
     seeds = found.study.seeds
     for arm in TRAINED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def absolute(value: Any, key: str) -> Any:
         case "":
             raise UserError(f"{key} is empty: name a path, or leave it out")
         case str():
-            return str(Path(value).expanduser().absolute())
+            return str(Path(os.path.expanduser(value)).absolute())  # ~nobody stays, and is found to be missing
         case [*paths]:
             return [absolute(path, key) for path in paths]
         case {"folder": folder}:

@@ -27,6 +27,7 @@ def test_policies_and_sets_are_named_on_the_command_line_and_their_paths_are_abs
         "evaluate.policies.api={endpoint: {model: m, base_url: 'https://host/v1', output_price: 2}}",
         "evaluate.sets.mine=t",
         "evaluate.sets.folder='~/f'",
+        "evaluate.sets.odd='~nobody-at-all/f'",
     )
     here = Path.cwd()
     assert config.evaluate.policies == {
@@ -35,7 +36,11 @@ def test_policies_and_sets_are_named_on_the_command_line_and_their_paths_are_abs
         "hub": PolicyChoice(folder=str(here / "Qwen3-0.6B"), renderer="qwen3"),
         "api": PolicyChoice(endpoint=EndpointSettings(model="m", base_url="https://host/v1", output_price=2.0)),
     }
-    assert config.evaluate.sets == {"mine": str(here / "t"), "folder": str(Path.home() / "f")}
+    assert config.evaluate.sets == {
+        "mine": str(here / "t"),
+        "folder": str(Path.home() / "f"),
+        "odd": str(here / "~nobody-at-all/f"),
+    }
 
 
 def test_a_setting_may_be_named_by_its_dotted_key() -> None:
