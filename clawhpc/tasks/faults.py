@@ -22,8 +22,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """How Python reads bytes of a path that are not UTF-8; no record can be written with one."""
 SET_BY_US = re.compile(r"HOME|PATH|BASH_ENV|PYTEST_ADDOPTS|PYTHONHOME|PYTHONSAFEPATH|GIT_CONFIG_.*|LD_.*")
 """Variables that a task cannot set: sandbox and verifier do, or they would change what these start with."""
-VARYING = re.compile(r"^[^:]*:(?:\d+:)?|'[^']*'|\"[^\"]*\"|\d+")
-"""Of a fault: the file, with the line in it; what it quotes; numbers."""
+VARYING = re.compile(r"^[^:]*:(?:\d+:)?|'[^']*'|\"[^\"]*\"|(?<= )/[^\s:;,]*|\d+")
+"""Of a fault: the file, with the line in it; what it quotes; other paths; numbers."""
 
 
 class Fault(Exception):

@@ -129,7 +129,7 @@ def _load_task(
         raise Fault(f"{key}: source_files is empty")
     for name in names:
         if len(documents.get(name, ())) != 1:
-            raise Fault(f"{key}: source_files: below the folder there must be one file {name}, and there is not")
+            raise Fault(f"{key}: source_files: below the folder there must be one file {name!r}, and there is not")
     inputs = {name: real(documents[name][0], scorer.parent) for name in names}
     check = layout.lay_out(
         key, {"reward.sh": REWARD_SH, "check.py": CHECK_PY, "expected": row["answer"], SCORER: read_text(scorer)}

@@ -7,10 +7,12 @@ from pathlib import Path
 from clawhpc.tasks.faults import Gathering, by_kind, read_text, task_folders
 
 
-def test_faults_are_alike_that_differ_in_file_line_quoted_value_and_number_alone() -> None:
+def test_faults_are_alike_that_differ_in_paths_line_quoted_value_and_number_alone() -> None:
     alike = ["/s/a b/task.toml: x[0].name 'a': must be 1 of 2", "/s/c/other.toml:12: x[3].name '': must be 4 of 2"]
     other = "/s/a b/task.toml: y[0].name 'a': must be 1 of 2"
     assert by_kind([alike[0], other, alike[1]]) == [alike, [other]]
+    links = [f"/s/{name}/mcp: is a link that leads out, to /x/{name}.d/mcp; copy what is there" for name in "ab"]
+    assert by_kind(links) == [links]
 
 
 def test_no_faults_are_of_no_kind() -> None:
