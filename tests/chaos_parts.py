@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawhpc.config import EXIT_USER
+from clawhpc.command import EXIT_USER
 from clawhpc.ledger import Ledger, find_remains
 from clawhpc.ledger.reap import find_marked, mounts_below
 from clawhpc.paths import RunPaths

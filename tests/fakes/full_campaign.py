@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 from clawhpc.campaign.collect import Collector
-from clawhpc.config import one_line_errors
+from clawhpc.command import one_line_errors
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.ledger import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from clawhpc.campaign.install import PolicySource, install_policy
 from clawhpc.campaign.run import open_run
-from clawhpc.config import one_line_errors
+from clawhpc.command import one_line_errors
 from clawhpc.launch.lease import hold_lease
 from clawhpc.paths import RunPaths
 from clawhpc.records import PolicyVersion, Probe, StepPlan, WorkerUsage

@@ -5,6 +5,7 @@ import pytest
 from clawhpc.check.__main__ import Asked, draw_tasks, examine, parse_arguments
 from clawhpc.config import RunConfig
 from clawhpc.errors import HostError, UserError
+from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.sets import TaskSettings
 from tests.fakes.records import make_task
@@ -56,7 +57,8 @@ def test_where_no_sandbox_works_it_is_said_how_to_do_without(
 ) -> None:
     lay_harbor(tmp_path / "h")
     monkeypatch.setenv("PATH", str(tmp_path))
-    config = RunConfig(cache_dir=str(tmp_path / "cache"), scratch_dir=str(ledger_root))
+    apptainer = SandboxSettings(kind="apptainer")  # which no package of Python's brings
+    config = RunConfig(cache_dir=str(tmp_path / "cache"), scratch_dir=str(ledger_root), sandbox=apptainer)
     with pytest.raises(HostError, match=r"no sandbox works here.*; untouched=false does without"):
         examine(config, Asked(folders=(tmp_path / "h",)))
 
