@@ -19,6 +19,7 @@ from datetime import date
 
 import msgspec
 
+from benchmarks.page import bold, write_keeping_notes
 from benchmarks.ppo_grpo_runs import (
     ALGORITHMS,
     FALL,
@@ -30,7 +31,6 @@ from benchmarks.ppo_grpo_runs import (
     make_runs,
     read_result,
 )
-from benchmarks.transfer import NOTES, bold
 from clawhpc.passrate import paired_difference
 
 PANELS = {
@@ -237,10 +237,7 @@ def write_page(study: Study) -> None:
     """Page and picture, from the runs that are there."""
     results = [read_result(study, arm) for arm in study.arms]
     plot(study, results)
-    written = study.page.read_text() if study.page.exists() else ""
-    _, heading, notes = written.partition(f"\n{NOTES}\n")
-    study.page.write_text("\n".join(page(study, results)) + "\n" + heading + notes)
-    print(study.page)
+    write_keeping_notes(study.page, page(study, results))
 
 
 def main() -> None:

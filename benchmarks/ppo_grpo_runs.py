@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.transfer import finished_run, run_unless_finished
+from benchmarks.transfer_runs import finished_run, run_unless_finished
 from clawhpc.passrate import Estimate, PassTable, paired_difference, tabulate
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord

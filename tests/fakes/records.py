@@ -6,13 +6,16 @@ from pathlib import Path
 
 from clawhpc.records import (
     CallRecord,
+    CallRole,
     GroupKey,
     GroupPlan,
     Judgement,
     Opinion,
     Outcome,
     Phase,
+    Reply,
     RolloutRecord,
+    Sampling,
     ScriptCheck,
     TaskSpec,
     Timings,
@@ -90,4 +93,28 @@ def make_record(
         exec_result=None,
         timings=Timings(started_at=0.0),
         worker_id="w0",
+    )
+
+
+def make_call(call_id: int, reply: Reply | None) -> CallRecord:
+    """Without tools and tokens."""
+    return CallRecord(
+        call_id=call_id,
+        parent_id=None,
+        conversation_id=0,
+        continues_id=None,
+        role=CallRole.MAIN,
+        protocol="anthropic",
+        headers={},
+        new_messages=(),
+        tools=(),
+        tools_same=False,
+        requested=Sampling(),
+        reply=reply,
+        tokens=None,
+        usage=Usage(input_tokens=0, output_tokens=0),
+        received_at=0.0,
+        duration_s=0.0,
+        engine_s=0.0,
+        delivered=True,
     )

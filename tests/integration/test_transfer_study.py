@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from benchmarks.transfer import ARMS, TRAINED, Study, make_runs, write_page
+from benchmarks.transfer import write_page
+from benchmarks.transfer_runs import ARMS, TRAINED, Study, make_runs
 from tests.campaign_parts import Desk
 
 pytestmark = [pytest.mark.engine, pytest.mark.harness, pytest.mark.sandbox, pytest.mark.slow]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import NOTES
 from benchmarks.ppo_grpo import page, write_page
 from benchmarks.ppo_grpo_runs import ALGORITHMS, Arm, Study, make_runs, read_result
-from benchmarks.transfer import NOTES
 from clawhpc.paths import RunPaths
 from clawhpc.store import publish_rollout
 from tests.fakes.records import make_group, make_record

@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.transfer import ARMS, HARNESSES, NOTES, START, TRAINED, Arm, Study, make_runs, write_page
+from benchmarks.page import NOTES
+from benchmarks.transfer import write_page
+from benchmarks.transfer_runs import ARMS, HARNESSES, START, TRAINED, Arm, Study, make_runs
 from clawhpc.paths import RunPaths
-from clawhpc.records import RolloutRecord, StepPlan
+from clawhpc.records import Reply, RolloutRecord, StepPlan
 from clawhpc.store import publish_plan, publish_rollout, write_atomic
-from tests.fakes.records import make_group, make_record
+from tests.fakes.records import make_call, make_group, make_record
 
 NUM_TASKS = 4
 COLUMNS = ("step", "train/reward", "train/no_credit_share", "time/collect_s", "time/learn_s")
@@ -37,9 +39,11 @@ def lay_evaluation(study: Study, seed: int, num_passed: dict[str, int]) -> None:
 
 
 def evaluated(task_id: str, step: int, harness: str, passed: bool) -> RolloutRecord:
-    return make_record(
-        make_group(task_id, phase="eval", step=step, harness=harness, num_samples=1), reward=float(passed)
-    )
+    """Of two replies: where the task is not solved, one is malformed, and the other cut at the limit of tokens."""
+    group = make_group(task_id, phase="eval", step=step, harness=harness, num_samples=1)
+    replies = (Reply(), Reply()) if passed else (Reply(malformed_calls=1), Reply(finish_reason="length"))
+    calls = tuple(make_call(index, reply) for index, reply in enumerate(replies))
+    return make_record(group, reward=float(passed), calls=calls)
 
 
 def lay_training(study: Study, arm: Arm, seed: int) -> None:
@@ -79,6 +83,8 @@ def test_the_page_has_the_rates_the_gains_and_what_training_took(study: Study) -
     assert "| untrained start | 0.250, 0.250 | " in text[each:]
     assert "| trained in Pi | 32 | 0.25, 0.75 | 50% | 6.0 | 2.0 |" in text
     assert "- trained in Pi: completed 24" in text
+    assert "| untrained start | 38% malformed, 38% cut | 38% " in text
+    assert "| trained in Pi | 25% malformed, 25% cut | 25% " in text
     assert "Every arm has 2 steps" in text
     assert "2 seeds, each with a cold start and 4 held-out tasks" in text
 

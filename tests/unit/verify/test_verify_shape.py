@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawhpc.records import CallRecord, CallRole, Reply, Sampling, Tool, ToolCall, Usage, Verdict
+from clawhpc.records import CallRecord, Reply, Tool, ToolCall, Verdict
 from clawhpc.verify.settings import ShapingSettings
 from clawhpc.verify.shape import malformed_share, shape, shaped_reward
+from tests.fakes.records import make_call
 
 UNIT = st.floats(0, 1)
 SHAPING = st.builds(ShapingSettings, threshold=st.floats(0.01, 1), partial_credit=UNIT, format_penalty=UNIT)
@@ -22,26 +23,8 @@ CALLED = ToolCall(id="1", name="Bash", arguments="{}")
 def call(
     call_id: int, reply: Reply | None, *, tools: tuple[Tool, ...] = (BASH,), same_as: int | None = None
 ) -> CallRecord:
-    return CallRecord(
-        call_id=call_id,
-        parent_id=None,
-        conversation_id=0,
-        continues_id=same_as,
-        role=CallRole.MAIN,
-        protocol="anthropic",
-        headers={},
-        new_messages=(),
-        tools=() if same_as is not None else tools,
-        tools_same=same_as is not None,
-        requested=Sampling(),
-        reply=reply,
-        tokens=None,
-        usage=Usage(input_tokens=0, output_tokens=0),
-        received_at=0.0,
-        duration_s=0.0,
-        engine_s=0.0,
-        delivered=True,
-    )
+    tools = () if same_as is not None else tools
+    return replace(make_call(call_id, reply), tools=tools, tools_same=same_as is not None, continues_id=same_as)
 
 
 @given(UNIT, UNIT)
