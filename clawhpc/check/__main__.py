@@ -18,6 +18,7 @@ from clawhpc.check.survey import Untouched, shared_ids, survey_set
 from clawhpc.command import EXIT_INTERRUPTED, EXIT_USER, fail, one_line_errors
 from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import HostError, UserError, ungrouped
+from clawhpc.keys import absolute
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.load import LoadOptions, read_tasks
@@ -86,11 +87,11 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Asked, list[str]]:
             rest.append(argument)
     if {"-h", "--help"}.intersection(rest):
         sys.stdout.write(HELP)
-    json = Path(ours["json"][-1]).expanduser().absolute() if ours["json"] else None
+    json = Path(absolute(ours["json"][-1], "json")) if ours["json"] else None
     if json is not None and (json.is_dir() or not json.parent.is_dir()):
         fail(f"json={json}: must be a file in a folder that is there", EXIT_USER)
     asked = Asked(
-        folders=tuple(Path(folder).expanduser().absolute() for folder in ours["tasks"]),
+        folders=tuple(Path(absolute(folder, "tasks")) for folder in ours["tasks"]),
         most_untouched=_most_untouched((ours["untouched"] or [ALL])[-1]),
         json=json,
     )

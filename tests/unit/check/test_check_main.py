@@ -31,6 +31,10 @@ def test_how_many_workspaces_to_score(word: str, most: int | None) -> None:
         ("untouched=some", "untouched=some: must be true, false, or a number of tasks"),
         ("tasks=", "tasks is empty"),
         ("json=/nowhere/out.json", "json=/nowhere/out.json: must be a file in a folder that is there"),
+        (
+            "json=~nobody-at-all/out.json",
+            f"json={Path.cwd()}/~nobody-at-all/out.json: must be a file in a folder that is there",
+        ),
         ("json=/usr", "json=/usr: must be a file in a folder that is there"),
     ],
 )
