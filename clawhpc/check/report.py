@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from clawhpc.check.survey import Spread, Survey, Untouched, spread
-from clawhpc.records import TEARDOWN_S, Limits
+from clawhpc.records import Limits
 from clawhpc.tasks.faults import by_kind
 
 SHOWN = 20
@@ -110,8 +110,7 @@ def _untouched_lines(findings: Findings, limits: Limits) -> Iterator[str]:
             f"{len(scored) - len(free)}, points in {len(free)}, no verdict in {len(findings.untouched) - len(scored)}"
         )
         if took := spread([round(one.verify_s, 1) for one in scored]):
-            least_s = limits.reserve_s - limits.settle_s - TEARDOWN_S
-            short = f"; limits.reserve_s leaves {least_s:g} s" if took.most > least_s else ""
+            short = f"; limits.reserve_s leaves {limits.verify_s:g} s" if took.most > limits.verify_s else ""
             yield _row("time", f"{_span(took)} s for the verifier{short}")
         yield from _named("free", [f"{one.reward:.3g}  {one.task_id}{_parts(one)}" for one in free])
     if findings.rubrics_not_asked:

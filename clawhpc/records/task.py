@@ -48,6 +48,11 @@ class Limits:
         """What a harness has at most."""
         return self.deadline_s - self.reserve_s
 
+    @property
+    def verify_s(self) -> float:
+        """What is left for a verifier at least, in seconds."""
+        return self.reserve_s - self.settle_s - TEARDOWN_S
+
     def __post_init__(self) -> None:
         at_least(self, deadline_s=1, settle_s=0, engine_wait_s=0, max_calls=1, max_sampled_tokens=1, max_live_leaves=0)
         least_s = self.settle_s + LEAST_VERIFY_S + TEARDOWN_S

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clawhpc.records import (
-    CallRecord,
-    CallRole,
     Conversation,
     Message,
     Outcome,
     RolloutRecord,
-    Sampling,
     Tool,
-    Usage,
 )
 from clawhpc.tasks.families import FAMILIES, SmallTask, draw_task
 from clawhpc.tasks.oracle import oracle_reply
-from tests.fakes.records import make_group, make_record
+from tests.fakes.records import make_call, make_group, make_record
 
 SYSTEM = "You are an agent. Use your tools. Today is 2026-11-29."
 TOOLS = (
@@ -52,25 +49,12 @@ def capture(task: SmallTask, harness: str = "pi", outcome: Outcome = Outcome.COM
     for call_id, request in enumerate(hold_conversation(task)):
         known = calls[-1] if calls else None
         calls.append(
-            CallRecord(
-                call_id=call_id,
-                parent_id=None,
-                conversation_id=0,
+            replace(
+                make_call(call_id, oracle_reply(task, request)),
                 continues_id=known.call_id if known else None,
-                role=CallRole.MAIN,
-                protocol="anthropic",
-                headers={},
                 new_messages=request.messages[-1:] if known else request.messages,
                 tools=() if known else request.tools,
                 tools_same=known is not None,
-                requested=Sampling(),
-                reply=oracle_reply(task, request),
-                tokens=None,
-                usage=Usage(input_tokens=0, output_tokens=0),
-                received_at=0.0,
-                duration_s=0.0,
-                engine_s=0.0,
-                delivered=True,
             )
         )
     group = make_group(task.instruction, phase="capture", harness=harness)
