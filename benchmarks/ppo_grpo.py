@@ -2,23 +2,20 @@
 
     python -m benchmarks.ppo_grpo                 # two to three hours on two cores; goes on where it was stopped
     python -m benchmarks.ppo_grpo --more-seeds    # and two more seeds of sixty steps, two hours more
-    python -m benchmarks.ppo_grpo --only-write    # from the runs that are there
+    python -m benchmarks.ppo_grpo --only-write    # from what is kept of the runs, in a folder beside the page
 
 GRPO is `algorithm=dapo`, the default of the GRPO family here. Every number in the page, and every word that judges, is
-made from the runs' folders; what stands in it from the heading of the notes on is kept.
+made from what is kept of the runs: one that is kept is not run again. What stands in it from the heading of the notes on
+stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date
 
-import msgspec
-
+from benchmarks.kept import Rollout, describe, gain, pass_at_1
 from benchmarks.page import bold, write_keeping_notes
 from benchmarks.ppo_grpo_runs import (
     ALGORITHMS,
@@ -31,7 +28,6 @@ from benchmarks.ppo_grpo_runs import (
     make_runs,
     read_result,
 )
-from clawhpc.passrate import paired_difference
 
 PANELS = {
     "train/reward": "mean reward of a step's rollouts",
@@ -62,7 +58,7 @@ def plot(study: Study, results: Sequence[Result]) -> None:
     grid.flat[0].legend(frameon=False, fontsize="small")
     last = grid.flat[-1]
     for place, result in enumerate(results):
-        rates = [rate for rate in (result.before.pass_at_1, result.after.pass_at_1) if rate is not None]
+        rates = [rate for rate in map(pass_at_1, (result.found.before, result.found.after)) if rate is not None]
         spread = [[rate.mean - rate.low for rate in rates], [rate.high - rate.mean for rate in rates]]
         last.errorbar(
             [place - 0.15, place + 0.15], [rate.mean for rate in rates], spread, marker="o", **style_of(result.arm)
@@ -93,13 +89,10 @@ def page(study: Study, results: Sequence[Result]) -> Iterator[str]:
     """The page, line by line."""
     yield "# PPO beside GRPO"
     yield ""
-    last_day = date.fromtimestamp(max(result.paths.finished.stat().st_mtime for result in results))
-    yield (
-        f"{last_day.isoformat()}, {os.cpu_count()} cores ({platform.machine()}), no GPU. "
-        "Made by `python -m benchmarks.ppo_grpo`."
-    )
+    machine = describe(result.found.machine for result in results)
+    yield f"{machine} Made by `python -m benchmarks.ppo_grpo`."
     yield ""
-    yield from introduction(study, results)
+    yield from introduction(results)
     yield f"![curves of both, smoothed over {study.window} steps]({study.page.stem}.png)"
     yield ""
     yield (
@@ -120,17 +113,16 @@ def page(study: Study, results: Sequence[Result]) -> Iterator[str]:
     yield from costs(results)
     yield "## Commands"
     yield ""
+    yield f"What the runs have found is kept beside this page, in `{study.page.stem}/`."
+    yield ""
     yield "```"
-    for seed in dict.fromkeys(result.arm.seed for result in results):
-        yield " ".join(study.sft(seed))
-        yield from (" ".join(study.train(result.arm)) for result in results if result.arm.seed == seed)
+    yield from dict.fromkeys(command for result in results for command in result.found.commands)
     yield "```"
 
 
-def introduction(study: Study, results: Sequence[Result]) -> Iterator[str]:
+def introduction(results: Sequence[Result]) -> Iterator[str]:
     """What was done."""
-    config = msgspec.yaml.decode(results[0].paths.config.read_bytes())
-    campaign, learner = config["campaign"], config["learner"]
+    campaign, learner = (results[0].found.config[name] for name in ("campaign", "learner"))
     yield (
         "A policy of about a million parameters, cold-started on oracle traces, is trained in the open loop (`harness=whitebox`) by GRPO "
         "(`algorithm=dapo`, the default of the GRPO family: clip-higher, a mean over tokens, no KL term) and by PPO (`algorithm=ppo`: a critic "
@@ -146,19 +138,25 @@ def rates(results: Sequence[Result]) -> Iterator[str]:
     yield "| | steps | pass@1 before | after | difference | rollouts each | reward, first steps → last |"
     yield "|---|---|---|---|---|---|---|"
     for result in results:
+        before, after = result.found.before, result.found.after
         yield (
-            f"| {result.arm.name} | {len(result.steps)} | {result.before.pass_at_1} | {result.after.pass_at_1} | "
-            f"{bold(result.difference)} | {result.before.num_rollouts}, {result.after.num_rollouts} | "
+            f"| {result.arm.name} | {result.num_steps} | {pass_at_1(before)} | {pass_at_1(after)} | "
+            f"{bold(gain(before, after))} | {num_judged(before)}, {num_judged(after)} | "
             f"{change(result, 'train/reward', '.3f')} |"
         )
     yield ""
 
 
+def num_judged(rollouts: Sequence[Rollout]) -> int:
+    """Those that have a verdict."""
+    return sum(one.passed is not None for one in rollouts)
+
+
 def between(results: Sequence[Result]) -> Iterator[str]:
     """One algorithm against the other, seed by seed."""
-    of = {(result.arm.algorithm, result.arm.seed): result.final for result in results}
+    of = {(result.arm.algorithm, result.arm.seed): result.found.after for result in results}
     for seed in dict.fromkeys(result.arm.seed for result in results):
-        difference = paired_difference(of["grpo", seed], of["ppo", seed])
+        difference = gain(of["grpo", seed], of["ppo", seed])
         yield f"- Seed {seed}: pass@1 of PPO minus that of GRPO after training, paired by task: {bold(difference)}."
     yield ""
 
@@ -220,7 +218,7 @@ def costs(results: Sequence[Result]) -> Iterator[str]:
         "minutes collecting": lambda result: result.total("time/collect_s") / 60,
         "minutes learning": lambda result: result.total("time/learn_s") / 60,
         "seconds a step": lambda result: (
-            (result.total("time/collect_s") + result.total("time/learn_s")) / len(result.steps)
+            (result.total("time/collect_s") + result.total("time/learn_s")) / result.num_steps
         ),
     }
     yield "## Time, and how rollouts ended"
@@ -228,13 +226,13 @@ def costs(results: Sequence[Result]) -> Iterator[str]:
     yield "| | " + " | ".join(parts) + " | outcomes |"
     yield "|---" * (len(parts) + 2) + "|"
     for result in results:
-        outcomes = ", ".join(f"{name} {count}" for name, count in result.outcomes.most_common())
+        outcomes = ", ".join(f"{name} {count}" for name, count in result.found.outcomes.items())
         yield f"| {result.arm.name} | " + " | ".join(f"{of(result):.1f}" for of in parts.values()) + f" | {outcomes} |"
     yield ""
 
 
 def write_page(study: Study) -> None:
-    """Page and picture, from the runs that are there."""
+    """Page and picture, from what is kept of the runs."""
     results = [read_result(study, arm) for arm in study.arms]
     plot(study, results)
     write_keeping_notes(study.page, page(study, results))
@@ -243,7 +241,7 @@ def write_page(study: Study) -> None:
 def main() -> None:
     """Run, read, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only-write", action="store_true", help="from the runs that are there")
+    parser.add_argument("--only-write", action="store_true", help="from what is kept of the runs")
     parser.add_argument("--more-seeds", action="store_true", help=f"seeds {MORE_SEEDS} too, {MORE_STEPS} steps each")
     arguments = parser.parse_args()
     study = Study()

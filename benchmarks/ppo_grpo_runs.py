@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import msgspec
+
+from benchmarks.kept import Machine, Rollout, keep_rollout, machine_of, read_kept, write_kept
 from benchmarks.transfer_runs import finished_run, run_unless_finished
-from clawhpc.passrate import Estimate, PassTable, paired_difference, tabulate
-from clawhpc.paths import RunPaths
-from clawhpc.records import RolloutRecord
 from clawhpc.store import read_rollouts
 
 EXPERIMENT = "ppo_grpo"
@@ -96,33 +96,94 @@ class Study:
         """Folder of the runs of `train`."""
         return self.root / self.run_name(arm)
 
+    def kept(self, arm: Arm) -> Path:
+        """What a run has found."""
+        return self.page.with_suffix("") / f"{self.run_name(arm)}.json"
+
 
 def make_runs(study: Study) -> None:
-    """Run what has not finished yet."""
+    """Run what has not finished yet, and keep what each run has found."""
     for arm in study.arms:
-        run_unless_finished(study.cold_starts(arm.seed), study.sft(arm.seed))
-        run_unless_finished(study.runs(arm), study.train(arm))
+        if not study.kept(arm).exists():
+            run_arm(study, arm)
+            write_kept(study.kept(arm), find(study, arm))
+
+
+def run_arm(study: Study, arm: Arm) -> None:
+    """What has not finished yet of it."""
+    run_unless_finished(study.cold_starts(arm.seed), study.sft(arm.seed))
+    run_unless_finished(study.runs(arm), study.train(arm))
+
+
+COLUMNS = (
+    *("train/reward", "train/entropy", "train/clip_share", "train/truncated_share", "train/grad_norm"),
+    *("train/update_kl", "train/no_credit_share", "train/skipped_updates", "train/sampling_gap_max"),
+    *("credit/explained_variance", "time/collect_s", "time/learn_s"),
+)
+"""Of metrics.csv, that the page shows."""
+NAMED = {"campaign": ("groups_per_step", "samples_per_group"), "learner": ("epochs", "lr", "schedule")}
+"""Of the config, what the page names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFindings:
+    """What a finished run says, as it is kept beside the page."""
+
+    machine: Machine
+    commands: list[str]
+    """The cold start's, and the run's own."""
+    config: dict[str, Any]
+    """The parts that the page names, as in the run's config.yaml."""
+    columns: dict[str, list[float | None]]
+    """Those of `COLUMNS` that the run has, a value for each step; None where a step has none: it taught nothing."""
+    before: list[Rollout]
+    """The evaluation before training."""
+    after: list[Rollout]
+    outcomes: dict[str, int]
+    """Of all rollouts, those of training too."""
+
+
+def find(study: Study, arm: Arm) -> RunFindings:
+    """From a run's folder. SystemExit where it has not finished."""
+    paths = finished_run(study.runs(arm))
+    config = msgspec.yaml.decode(paths.config.read_bytes())
+    with paths.metrics_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    outcomes = Counter[str]()
+    evaluations: dict[int, list[Rollout]] = {}
+    for record in read_rollouts(paths):
+        outcomes[str(record.outcome)] += 1
+        if record.key.phase == "eval":
+            evaluations.setdefault(record.key.step, []).append(keep_rollout(record))
+    return RunFindings(
+        machine=machine_of(paths),
+        commands=[" ".join(study.sft(arm.seed)), " ".join(study.train(arm))],
+        config={name: {key: config[name][key] for key in keys} for name, keys in NAMED.items()},
+        columns={
+            name: [float(row[name]) if row[name] else None for row in rows] for name in COLUMNS if name in rows[0]
+        },
+        before=evaluations[min(evaluations)],
+        after=evaluations[max(evaluations)],
+        outcomes=dict(outcomes.most_common()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a finished run says."""
+    """A run, with what was made of its findings."""
 
     arm: Arm
-    paths: RunPaths
-    steps: list[dict[str, str]]
-    """Rows of metrics.csv."""
+    found: RunFindings
     window: int
-    before: PassTable
-    after: PassTable
-    difference: Estimate
-    final: Sequence[RolloutRecord]
-    """Of the evaluation after training, without their calls."""
-    outcomes: Counter[str]
+
+    @property
+    def num_steps(self) -> int:
+        """Of training."""
+        return len(self.found.columns["train/reward"])
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of a column, where it has one: a step that teaches nothing has no update."""
-        return [(int(row["step"]), float(row[name])) for row in self.steps if row.get(name)]
+        return [(step, value) for step, value in enumerate(self.found.columns.get(name, ())) if value is not None]
 
     def smooth(self, name: str) -> list[tuple[int, float]]:
         """Each the mean of the last `window` values; none before there are so many."""
@@ -167,25 +228,5 @@ class Result:
 
 
 def read_result(study: Study, arm: Arm) -> Result:
-    """Everything that the page needs of one run."""
-    paths = finished_run(study.runs(arm))
-    with paths.metrics_csv.open(newline="") as file:
-        steps = list(csv.DictReader(file))
-    outcomes = Counter[str]()
-    evaluations: dict[int, list[RolloutRecord]] = {}
-    for record in read_rollouts(paths):
-        outcomes[str(record.outcome)] += 1
-        if record.key.phase == "eval":
-            evaluations.setdefault(record.key.step, []).append(replace(record, calls=()))
-    before, after = evaluations[min(evaluations)], evaluations[max(evaluations)]
-    return Result(
-        arm=arm,
-        paths=paths,
-        steps=steps,
-        window=study.window,
-        before=tabulate(before),
-        after=tabulate(after),
-        difference=paired_difference(before, after),
-        final=after,
-        outcomes=outcomes,
-    )
+    """From what is kept. SystemExit where there is nothing."""
+    return Result(arm=arm, found=read_kept(study.kept(arm), RunFindings), window=study.window)

@@ -1,21 +1,22 @@
 """Make docs/results/transfer.md: policies trained in one harness or in several, each evaluated in every one of them.
 
     python -m benchmarks.transfer               # hours on two cores; goes on where it was stopped
-    python -m benchmarks.transfer --only-write  # from the runs that are there
+    python -m benchmarks.transfer --only-write  # from what is kept of the runs, in a folder beside the page
 
 All arms of a seed begin with one policy, which was taught in all three harnesses, and see as many rollouts. Every number
-in the page is read from the runs' folders; what stands in it from the heading of the notes on is kept.
+in the page is made from what is kept of the runs: a seed that is kept is not run again. What stands in the page from the
+heading of the notes on stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import fsum
 from pathlib import Path
+from statistics import fmean
 
+from benchmarks.kept import Rollout, count_outcomes, describe
 from benchmarks.page import bold, write_keeping_notes
 from benchmarks.transfer_runs import (
     ARMS,
@@ -28,13 +29,9 @@ from benchmarks.transfer_runs import (
     Arm,
     Findings,
     Study,
-    finished_run,
     make_runs,
     read_findings,
 )
-from clawhpc.harness.registry import ADAPTERS
-from clawhpc.passrate import tabulate
-from clawhpc.store import read_plans
 
 
 def plot(found: Findings, file: Path) -> None:
@@ -51,7 +48,7 @@ def plot(found: Findings, file: Path) -> None:
             spread = [[gain.mean - gain.low], [gain.high - gain.mean]]
             met = harness in arm.harnesses
             axes.errorbar(gain.mean, place, xerr=spread, fmt="o", color="C0" if met else "C1", capsize=3)
-            ones = [found.gain(arm.key, START, harness, seed).mean for seed in found.study.seeds]
+            ones = [found.gain(arm.key, START, harness, seed).mean for seed in found.seeds]
             axes.plot(ones, [place + 0.22] * len(ones), "|", color="0.5")
         axes.axvline(0, color="0.5", lw=1)
         axes.set(title=f"evaluated in {name}", xlabel="gain in pass@1 over the start")
@@ -66,13 +63,10 @@ def plot(found: Findings, file: Path) -> None:
 
 def page(found: Findings) -> Iterator[str]:
     """The page, line by line."""
-    study = found.study
     yield "# Where a policy trains, and where it is used"
     yield ""
-    yield (
-        f"{found.last_day.isoformat()}, {os.cpu_count()} cores ({platform.machine()}), no GPU. "
-        "Made by `python -m benchmarks.transfer`."
-    )
+    machine = describe(seed.machine for seed in found.seeds.values())
+    yield f"{machine} Made by `python -m benchmarks.transfer`."
     yield ""
     yield from introduction(found)
     yield "![gain of each arm in each harness](transfer.png)"
@@ -92,7 +86,7 @@ def page(found: Findings) -> Iterator[str]:
     yield ""
     others = [arm for arm in TRAINED if arm.key != OPEN_LOOP]
     yield from table(others, lambda arm, harness: bold(found.gain(arm.key, OPEN_LOOP, harness)))
-    yield f"## Each seed by itself: pass@1 of seeds {', '.join(map(str, study.seeds))}"
+    yield f"## Each seed by itself: pass@1 of seeds {', '.join(map(str, found.seeds))}"
     yield ""
     yield from table(ARMS, lambda arm, harness: each_seed(found, arm, harness))
     yield from replies(found)
@@ -100,19 +94,20 @@ def page(found: Findings) -> Iterator[str]:
     yield from outcomes(found)
     yield "## Commands"
     yield ""
-    yield f"Of seed {study.seeds[0]}; the others likewise."
+    first, findings = next(iter(found.seeds.items()))
+    yield f"Of seed {first}; the others likewise. What they have found is kept beside this page, in `transfer/`."
     yield ""
     yield "```"
-    yield from (" ".join(command) for _, command in study.commands(study.seeds[0]))
+    yield from findings.commands
     yield "```"
 
 
 def introduction(found: Findings) -> Iterator[str]:
     """What was done."""
-    study = found.study
-    num_steps = max(len(rows) for rows in found.steps.values())
-    num_tasks = max(tabulate(records).num_tasks for records in found.evaluations.values())
-    versions = " and ".join(f"{HARNESSES[name]} {ADAPTERS[name].version}" for name in REAL)
+    seeds = list(found.seeds.values())
+    num_steps = max(len(training.columns["train/reward"]) for seed in seeds for training in seed.trainings.values())
+    num_tasks = max(len({one.task for one in rollouts}) for seed in seeds for rollouts in seed.evaluations.values())
+    versions = " and ".join(f"{HARNESSES[name]} {seeds[0].versions[name]}" for name in REAL)
     yield (
         f"A policy of about a million parameters is taught the tools of three harnesses by imitation: {versions}, both real and "
         "unmodified, and `whitebox`, a small open tool loop of our own. From this one start it is trained by tree GRPO in the "
@@ -122,7 +117,7 @@ def introduction(found: Findings) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"{len(study.seeds)} seeds, each with a cold start and {num_tasks} held-out tasks of its own; one rollout of each task in "
+        f"{len(seeds)} seeds, each with a cold start and {num_tasks} held-out tasks of its own; one rollout of each task in "
         "each harness, at temperature 1. Intervals are 95 %, by bootstrap over the tasks of all seeds, differences paired by "
         "task: they say what other tasks would have given, not what other seeds would."
     )
@@ -140,7 +135,7 @@ def table(arms: Iterable[Arm], cell: Callable[[Arm, str], str]) -> Iterator[str]
 
 def each_seed(found: Findings, arm: Arm, harness: str) -> str:
     """Means, without intervals."""
-    rates = (found.rate(arm.key, harness, seed) for seed in found.study.seeds)
+    rates = (found.rate(arm.key, harness, seed) for seed in found.seeds)
     return ", ".join(f"{rate.mean:.3f}" if rate else "—" for rate in rates)
 
 
@@ -150,26 +145,20 @@ def training(found: Findings) -> Iterator[str]:
     yield ""
     yield "| | rollouts | reward of first and last step | tokens without credit | minutes collecting | learning |"
     yield "|---|---|---|---|---|---|"
-    seeds = found.study.seeds
     for arm in TRAINED:
-        num_rollouts = sum(count_rollouts(found.study, arm, seed) for seed in seeds)
-        first, last = (
-            sum(float(found.steps[arm.key, seed][place]["train/reward"]) for seed in seeds) / len(seeds)
-            for place in (0, -1)
+        trainings = found.trainings(arm.key)
+        rewards = [training.columns["train/reward"] for training in trainings]
+        no_credit = [share for training in trainings for share in training.columns["train/no_credit_share"]]
+        collecting, learning = (
+            sum(fsum(training.columns[name]) for training in trainings) / 60
+            for name in ("time/collect_s", "time/learn_s")
         )
-        num_steps = sum(len(found.steps[arm.key, seed]) for seed in seeds)
         yield (
-            f"| {arm.name} | {num_rollouts} | {first:.2f}, {last:.2f} | "
-            f"{found.total(arm.key, 'train/no_credit_share') / num_steps:.0%} | "
-            f"{found.total(arm.key, 'time/collect_s') / 60:.1f} | {found.total(arm.key, 'time/learn_s') / 60:.1f} |"
+            f"| {arm.name} | {sum(training.num_rollouts for training in trainings)} | "
+            f"{fmean(steps[0] for steps in rewards):.2f}, {fmean(steps[-1] for steps in rewards):.2f} | "
+            f"{fmean(no_credit):.0%} | {collecting:.1f} | {learning:.1f} |"
         )
     yield ""
-
-
-def count_rollouts(study: Study, arm: Arm, seed: int) -> int:
-    """Of training."""
-    plans = read_plans(finished_run(study.runs(arm, seed)))
-    return sum(group.num_samples for plan in plans if plan.phase == "train" for group in plan.groups)
 
 
 def replies(found: Findings) -> Iterator[str]:
@@ -178,7 +167,16 @@ def replies(found: Findings) -> Iterator[str]:
     yield ""
     yield "Malformed: with a tool call that cannot be read, or of a tool that the harness does not have. Cut: at the limit of tokens."
     yield ""
-    yield from table(ARMS, lambda arm, harness: str(found.replies[arm.key, harness]))
+    yield from table(ARMS, lambda arm, harness: useless(found.rollouts(arm.key, harness)))
+
+
+def useless(rollouts: Sequence[Rollout]) -> str:
+    """Shares of their replies."""
+    num = sum(one.replies for one in rollouts)
+    if not num:
+        return "—"
+    malformed, cut = fsum(one.malformed for one in rollouts), sum(one.cut for one in rollouts)
+    return f"{malformed / num:.0%} malformed, {cut / num:.0%} cut"
 
 
 def outcomes(found: Findings) -> Iterator[str]:
@@ -186,13 +184,12 @@ def outcomes(found: Findings) -> Iterator[str]:
     yield "## Outcomes of the evaluations"
     yield ""
     for arm in ARMS:
-        counts = Counter(str(one.outcome) for seed in found.study.seeds for one in found.evaluations[arm.key, seed])
-        yield f"- {arm.name}: " + ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        yield f"- {arm.name}: {count_outcomes(found.rollouts(arm.key))}"
     yield ""
 
 
 def write_page(study: Study) -> None:
-    """Page and picture, from the runs that are there."""
+    """Page and picture, from what is kept of the runs."""
     found = read_findings(study)
     plot(found, study.page.with_suffix(".png"))
     write_keeping_notes(study.page, page(found))
@@ -201,7 +198,7 @@ def write_page(study: Study) -> None:
 def main() -> None:
     """Run, read, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only-write", action="store_true", help="from the runs that are there")
+    parser.add_argument("--only-write", action="store_true", help="from what is kept of the runs")
     study = Study()
     if not parser.parse_args().only_write:
         make_runs(study)

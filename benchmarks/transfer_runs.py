@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import msgspec
 
-from clawhpc.evaluation import lighten
-from clawhpc.passrate import Estimate, paired_difference, tabulate
+from benchmarks.kept import Machine, Rollout, gain, keep_rollout, machine_of, pass_at_1, read_kept, write_kept
+from clawhpc.harness.registry import ADAPTERS
+from clawhpc.passrate import Estimate
 from clawhpc.paths import RunPaths
-from clawhpc.records import RolloutRecord
-from clawhpc.store import read_rollouts
-from clawhpc.verify.shape import malformed_share
+from clawhpc.store import read_plans, read_rollouts
 
 EXPERIMENT = "transfer"
 HARNESSES = {"whitebox": "whitebox", "claude_code": "Claude Code", "pi": "Pi"}
@@ -112,6 +108,10 @@ class Study:
         """Folder of the runs of `evaluate`."""
         return self.root / "evaluations" / f"arms_{seed}"
 
+    def kept(self, seed: int) -> Path:
+        """What the runs of a seed have found."""
+        return self.page.with_suffix("") / f"seed_{seed}.json"
+
 
 def finished_run(folder: Path) -> RunPaths:
     """The newest run in `folder` that has ended as planned. SystemExit where there is none."""
@@ -127,10 +127,17 @@ def finished_run(folder: Path) -> RunPaths:
 
 
 def make_runs(study: Study) -> None:
-    """Run what has not finished yet, seed after seed."""
+    """Run what has not finished yet, seed after seed, and keep what each seed has found."""
     for seed in study.seeds:
-        for folder, command in study.commands(seed):
-            run_unless_finished(folder, command)
+        if not study.kept(seed).exists():
+            run_seed(study, seed)
+            write_kept(study.kept(seed), find(study, seed))
+
+
+def run_seed(study: Study, seed: int) -> None:
+    """What has not finished yet of it."""
+    for folder, command in study.commands(seed):
+        run_unless_finished(folder, command)
 
 
 def run_unless_finished(folder: Path, command: list[str]) -> None:
@@ -148,92 +155,94 @@ def run_unless_finished(folder: Path, command: list[str]) -> None:
 # What they say
 # ---------------------------------------------------------------------------------------------------------------------
 
+COLUMNS = ("train/reward", "train/no_credit_share", "time/collect_s", "time/learn_s")
+"""Of metrics.csv, that the page shows."""
 
-@dataclass(frozen=True)
-class Replies:
-    """How many, and how many of them a harness can do nothing with."""
 
-    num: int = 0
-    malformed: float = 0.0
-    """Those whose tool call nobody could read, or was of a tool that nobody offered."""
-    cut: int = 0
-    """Those that ran into the limit of tokens."""
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Of one arm with one seed."""
 
-    def with_rollout(self, record: RolloutRecord) -> Replies:
-        """Those of `record` too."""
-        replies = [call.reply for call in record.calls if call.reply]
-        return Replies(
-            self.num + len(replies),
-            self.malformed + len(replies) * malformed_share(record.calls),
-            self.cut + sum(reply.finish_reason == "length" for reply in replies),
-        )
+    num_rollouts: int
+    columns: dict[str, list[float]]
+    """Those of `COLUMNS`, a value for each step."""
 
-    def __str__(self) -> str:
-        return f"{self.malformed / self.num:.0%} malformed, {self.cut / self.num:.0%} cut" if self.num else "—"
+
+@dataclass(frozen=True, kw_only=True)
+class SeedFindings:
+    """What the runs of one seed say, as it is kept beside the page."""
+
+    machine: Machine
+    versions: dict[str, str]
+    """Of the real harnesses."""
+    commands: list[str]
+    evaluations: dict[str, list[Rollout]]
+    """Arm -> its rollouts in all harnesses."""
+    trainings: dict[str, Training]
+    """Arm -> what its training took and gave."""
+
+
+def find(study: Study, seed: int) -> SeedFindings:
+    """From the runs' folders. SystemExit where a run has not finished."""
+    evaluation = finished_run(study.evaluations(seed))
+    return SeedFindings(
+        machine=machine_of(evaluation),
+        versions={name: ADAPTERS[name].version for name in REAL},
+        commands=[" ".join(command) for _, command in study.commands(seed)],
+        evaluations=find_evaluations(evaluation),
+        trainings={arm.key: find_training(finished_run(study.runs(arm, seed))) for arm in TRAINED},
+    )
+
+
+def find_evaluations(paths: RunPaths) -> dict[str, list[Rollout]]:
+    """See `SeedFindings.evaluations`."""
+    cells = msgspec.json.decode(paths.finished.read_bytes())["cells"]  # as clawhpc.evaluation.Cell
+    arms = {cell["step"]: cell["policy"] for cell in cells}
+    found: dict[str, list[Rollout]] = {arm: [] for arm in arms.values()}
+    for record in read_rollouts(paths, "eval"):
+        found[arms[record.key.step]].append(keep_rollout(record))
+    return found
+
+
+def find_training(paths: RunPaths) -> Training:
+    """Of one run."""
+    with paths.metrics_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    groups = (group for plan in read_plans(paths) if plan.phase == "train" for group in plan.groups)
+    return Training(
+        num_rollouts=sum(group.num_samples for group in groups),
+        columns={name: [float(row[name] or 0) for row in rows] for name in COLUMNS},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """What the page is made of."""
 
-    study: Study
-    evaluations: dict[tuple[str, int], list[RolloutRecord]]
-    """Arm and seed -> rollouts; task ids begin with the seed, for each has tasks of its own."""
-    replies: defaultdict[tuple[str, str], Replies]
-    """Arm and harness -> those of its evaluations, all seeds together."""
-    steps: dict[tuple[str, int], list[dict[str, str]]]
-    """Trained arm and seed -> rows of metrics.csv."""
+    seeds: dict[int, SeedFindings]
 
-    def rollouts(self, key: str, harness: str, seeds: Sequence[int]) -> list[RolloutRecord]:
-        """Those of arm `key` in `harness`."""
-        return [one for seed in seeds for one in self.evaluations[key, seed] if one.key.harness == harness]
+    def rollouts(self, arm: str, harness: str | None = None, *seeds: int) -> list[Rollout]:
+        """Those of the evaluations of `arm`: in `harness` or in all, of `seeds` or of all. Each seed has tasks of its own."""
+        return [
+            msgspec.structs.replace(one, task=f"{seed}/{one.task}")
+            for seed in seeds or self.seeds
+            for one in self.seeds[seed].evaluations[arm]
+            if harness in (None, one.harness)
+        ]
 
-    def rate(self, key: str, harness: str, *seeds: int) -> Estimate | None:
+    def rate(self, arm: str, harness: str, *seeds: int) -> Estimate | None:
         """pass@1 over `seeds`, or over all; None where every rollout has failed."""
-        return tabulate(self.rollouts(key, harness, seeds or self.study.seeds)).pass_at_1
+        return pass_at_1(self.rollouts(arm, harness, *seeds))
 
-    def gain(self, key: str, base: str, harness: str, *seeds: int) -> Estimate:
-        """pass@1 of arm `key` minus that of arm `base`, paired by task."""
-        seeds = seeds or self.study.seeds
-        return paired_difference(self.rollouts(base, harness, seeds), self.rollouts(key, harness, seeds))
+    def gain(self, arm: str, base: str, harness: str, *seeds: int) -> Estimate:
+        """pass@1 of `arm` minus that of the arm `base`, paired by task."""
+        return gain(self.rollouts(base, harness, *seeds), self.rollouts(arm, harness, *seeds))
 
-    def total(self, key: str, column: str) -> float:
-        """Sum of a column of metrics.csv over steps and seeds."""
-        return sum(float(row[column] or 0) for seed in self.study.seeds for row in self.steps[key, seed])
-
-    @property
-    def last_day(self) -> date:
-        """On which the last run ended."""
-        folders = (self.study.evaluations(seed) for seed in self.study.seeds)
-        return date.fromtimestamp(max(finished_run(folder).finished.stat().st_mtime for folder in folders))
+    def trainings(self, arm: str) -> list[Training]:
+        """One for each seed."""
+        return [seed.trainings[arm] for seed in self.seeds.values()]
 
 
 def read_findings(study: Study) -> Findings:
-    """From the folders of the runs."""
-    found = Findings(
-        study=study,
-        evaluations={},
-        replies=defaultdict(Replies),
-        steps={(arm.key, seed): read_steps(study, arm, seed) for arm in TRAINED for seed in study.seeds},
-    )
-    for seed in study.seeds:
-        read_evaluation(found, seed)
-    return found
-
-
-def read_evaluation(found: Findings, seed: int) -> None:
-    """Add what the evaluation of `seed` says."""
-    paths = finished_run(found.study.evaluations(seed))
-    cells = msgspec.json.decode(paths.finished.read_bytes())["cells"]  # as clawhpc.evaluation.Cell
-    arms = {cell["step"]: cell["policy"] for cell in cells}
-    found.evaluations.update({(arm, seed): [] for arm in arms.values()})
-    for record in read_rollouts(paths, "eval"):
-        arm, key = arms[record.key.step], dataclasses.replace(record.key, task_id=f"{seed}/{record.key.task_id}")
-        found.evaluations[arm, seed].append(dataclasses.replace(lighten(record), key=key))
-        found.replies[arm, key.harness] = found.replies[arm, key.harness].with_rollout(record)
-
-
-def read_steps(study: Study, arm: Arm, seed: int) -> list[dict[str, str]]:
-    """See `Findings.steps`."""
-    with finished_run(study.runs(arm, seed)).metrics_csv.open(newline="") as file:
-        return list(csv.DictReader(file))
+    """From what is kept. SystemExit where that of a seed is missing."""
+    return Findings(seeds={seed: read_kept(study.kept(seed), SeedFindings) for seed in study.seeds})

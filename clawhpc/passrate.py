@@ -34,6 +34,8 @@ Price = Callable[[Usage], float]
 """USD of one call."""
 Pair = tuple[str, str]
 """Task and harness."""
+Rates = Mapping[Pair, Mapping[str, float]]
+"""Measures, by name, of each pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,18 +125,19 @@ def paired_differences(before: Iterable[RolloutRecord], after: Iterable[RolloutR
 
     ValueError when they have none in common.
     """
-    rates_before, rates_after = _rates(before), _rates(after)
-    shared = rates_before.keys() & rates_after.keys()
+    return difference(_rates(before), _rates(after))
+
+
+def difference(before: Rates, after: Rates) -> dict[str, Estimate]:
+    """Of each measure, after minus before, over the pairs that both have. ValueError when they have none in common."""
+    shared = before.keys() & after.keys()
     if not shared:
         raise ValueError(
             "no task has a verdict with the same harness in both evaluations: "
-            f"{len(rates_before)} have one before, {len(rates_after)} after"
+            f"{len(before)} have one before, {len(after)} after"
         )
     return estimate(
-        {
-            pair: {measure: value - rates_before[pair][measure] for measure, value in rates_after[pair].items()}
-            for pair in shared
-        }
+        {pair: {measure: value - before[pair][measure] for measure, value in after[pair].items()} for pair in shared}
     )
 
 
@@ -208,7 +211,7 @@ def total(cost: Effort | None, records: Iterable[RolloutRecord]) -> float | None
     return None if cost is None else fsum(map(cost, records))
 
 
-def estimate(values: Mapping[Pair, Mapping[str, float]]) -> dict[str, Estimate]:
+def estimate(values: Rates) -> dict[str, Estimate]:
     """Name -> mean over tasks of what their harnesses give on average, with its interval; empty without any."""
     if not values:
         return {}

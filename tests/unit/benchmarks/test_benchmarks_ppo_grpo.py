@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import math
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.kept import write_kept
 from benchmarks.page import NOTES
 from benchmarks.ppo_grpo import page, write_page
-from benchmarks.ppo_grpo_runs import ALGORITHMS, Arm, Study, make_runs, read_result
+from benchmarks.ppo_grpo_runs import ALGORITHMS, Arm, Study, find, make_runs, read_result, run_arm
 from clawhpc.paths import RunPaths
 from clawhpc.store import publish_rollout
 from tests.fakes.records import make_group, make_record
@@ -78,6 +80,7 @@ def rows_after(text: str, heading: str) -> list[str]:
 def test_the_page_shows_both_and_the_picture_their_curves(study: Study) -> None:
     for arm in study.arms:
         lay_run(study, arm, rises)
+    make_runs(study)
     write_page(study)
     text = study.page.read_text()
     assert study.page.with_suffix(".png").stat().st_size > 10_000
@@ -96,6 +99,7 @@ def test_a_run_is_called_stable_by_the_rule_that_the_page_states(study: Study) -
     grpo, ppo = study.arms
     lay_run(study, grpo, rises, skipped=1)
     lay_run(study, ppo, collapses)
+    make_runs(study)
     results = [read_result(study, arm) for arm in study.arms]
     text = "\n".join(page(study, results))
     rising, falling = rows_after(text, "Stability")[1:]
@@ -109,18 +113,22 @@ def test_a_run_is_called_stable_by_the_rule_that_the_page_states(study: Study) -
 def test_a_steady_run_is_stable_and_a_fall_is_measured_from_the_highest_mean_before_it(study: Study) -> None:
     arm = study.arms[0]
     lay_run(study, arm, lambda step: 0.5 if step % 20 < 15 else 0.44)
+    write_kept(study.kept(arm), find(study, arm))
     result = read_result(study, arm)
     assert result.stable
     assert result.fall[0] == pytest.approx(0.06, abs=0.03)
     assert result.fall[1] < result.fall[2]
 
 
-def test_notes_of_a_person_are_kept(study: Study) -> None:
+def test_the_page_is_made_from_what_is_kept_and_the_notes_of_a_person_stay(study: Study) -> None:
     for arm in study.arms:
         lay_run(study, arm, rises)
+    make_runs(study)
     write_page(study)
     written = study.page.read_text()
+    shutil.rmtree(study.root)
     study.page.write_text(f"{written}\n{NOTES}\n\nSeen.\n")
+    make_runs(study)  # both are kept: nothing is left to do
     write_page(study)
     assert study.page.read_text() == f"{written}\n{NOTES}\n\nSeen.\n"
 
@@ -146,12 +154,14 @@ def test_both_begin_with_one_policy_and_what_has_finished_is_not_run_again(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     study = Study(steps=((0, 200), (1, 60)), root=tmp_path / "runs")
-    make_runs(study)
+    for arm in study.arms:
+        run_arm(study, arm)
     assert log.read_text().splitlines() == [
         *("sft start_0  ", "train grpo_0 dapo 200", "train ppo_0 ppo 200"),
         *("sft start_1  ", "train grpo_1 dapo 60", "train ppo_1 ppo 60"),
     ]
-    make_runs(study)
+    for arm in study.arms:
+        run_arm(study, arm)
     assert len(log.read_text().splitlines()) == 6
     for seed in (0, 1):
         starts = {

@@ -1,8 +1,9 @@
-"""The transfer page from runs of a few rollouts, and the order in which its commands are run."""
+"""The transfer page from runs of a few rollouts, what is kept of them, and the order in which its commands are run."""
 
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 import sys
 from itertools import product
@@ -13,7 +14,7 @@ import pytest
 
 from benchmarks.page import NOTES
 from benchmarks.transfer import write_page
-from benchmarks.transfer_runs import ARMS, HARNESSES, START, TRAINED, Arm, Study, make_runs
+from benchmarks.transfer_runs import ARMS, HARNESSES, START, TRAINED, Arm, Study, make_runs, run_seed
 from clawhpc.paths import RunPaths
 from clawhpc.records import Reply, RolloutRecord, StepPlan
 from clawhpc.store import publish_plan, publish_rollout, write_atomic
@@ -71,6 +72,7 @@ def study(tmp_path: Path) -> Study:
 
 
 def test_the_page_has_the_rates_the_gains_and_what_training_took(study: Study) -> None:
+    make_runs(study)
     write_page(study)
     text = study.page.read_text()
     assert study.page.with_suffix(".png").stat().st_size > 0
@@ -89,18 +91,21 @@ def test_the_page_has_the_rates_the_gains_and_what_training_took(study: Study) -
     assert "2 seeds, each with a cold start and 4 held-out tasks" in text
 
 
-def test_notes_of_a_person_are_kept(study: Study) -> None:
+def test_the_page_is_made_from_what_is_kept_and_the_notes_of_a_person_stay(study: Study) -> None:
+    make_runs(study)
     write_page(study)
     written = study.page.read_text()
+    shutil.rmtree(study.root)
     study.page.write_text(f"{written}\n{NOTES}\n\nSeen.\n")
+    make_runs(study)  # both seeds are kept: nothing is left to do
     write_page(study)
     assert study.page.read_text() == f"{written}\n{NOTES}\n\nSeen.\n"
 
 
-def test_a_page_without_all_runs_is_refused_by_name(study: Study) -> None:
-    finished = RunPaths(study.evaluations(1) / "001").finished
-    finished.unlink()
-    with pytest.raises(SystemExit, match=f"no finished run in {finished.parents[1]}"):
+def test_a_page_without_all_seeds_is_refused_by_name(study: Study) -> None:
+    make_runs(study)
+    study.kept(1).unlink()
+    with pytest.raises(SystemExit, match=r"seed_1\.json: nothing is kept there yet"):
         write_page(study)
 
 
@@ -127,7 +132,7 @@ def test_what_has_finished_is_not_run_again_and_every_arm_begins_with_its_start(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     study = Study(seeds=(3,), root=tmp_path / "runs", page=tmp_path / "page.md")
-    make_runs(study)
+    run_seed(study, 3)
     lines = [line for line in log.read_text().replace(f"{study.root}/", "").splitlines() if line]
     assert lines == [
         "sft start_3 None policies/start-3",
@@ -140,8 +145,8 @@ def test_what_has_finished_is_not_run_again_and_every_arm_begins_with_its_start(
         "policies/start-3 whitebox_3/001 claude_code_3/001 pi_3/001 mixed_3/001 fresh_3/001",
     ]
     written = log.read_text()
-    make_runs(study)
+    run_seed(study, 3)
     assert log.read_text() == written
     RunPaths(study.evaluations(3) / "001").finished.unlink()
     with pytest.raises(subprocess.CalledProcessError):  # the program makes no folder twice
-        make_runs(study)
+        run_seed(study, 3)
