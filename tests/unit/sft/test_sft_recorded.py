@@ -111,6 +111,16 @@ def test_a_model_behind_an_api_cannot_be_taught(recorded: bool, tmp_path: Path, 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_cold_start_makes_no_model_that_comes_from_elsewhere(tmp_path: Path, run: RunPaths, babbler: Path) -> None:
+    folder = tmp_path / "Qwen3-0.6B"
+    config = replace(
+        config_of(tmp_path, run, babbler, runs=()), policy=PolicyChoice(folder=str(folder), renderer="qwen3")
+    )
+    with pytest.raises(UserError, match=r"policy\.renderer=qwen3.*tiny policy"):
+        sft(config)
+    assert not folder.exists()
+
+
 def test_a_cold_start_wants_no_key_of_those_that_judge_other_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
