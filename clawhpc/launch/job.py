@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +31,8 @@ LEASE_FILE = "lease"
 """Among the workers' folders: the campaign's sign of life."""
 END_S = 30.0
 """For a worker to end that has been asked to."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""In the environment: their numbers or names. Empty for none, not there for all of the machine."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class WorkerJob:
     worker_id: str
     lease: Lease | None = None
     """None where the campaign's ledger ends its workers with it."""
+    gpus: str | None = field(default_factory=lambda: os.environ.get(VISIBLE_GPUS))
+    """Those that the campaign sees. A worker on its machine has the same, all that Slurm gives it on another."""
 
     def __call__(self) -> None:
         """Run until told to stop. Why it had to give up is noted in the worker's folder, and raised.
@@ -56,7 +60,9 @@ class WorkerJob:
         A signal ends the process and leaves no result: whether the job is over then is for Slurm to say.
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
-        if self.lease is not None:
+        if self.lease is None:
+            self._see_gpus()
+        else:
             die_with_parent()  # the daemon of this step: without it Slurm counts the worker as gone
             threading.Thread(target=self._end_with_campaign, args=(self.lease,), name="lease", daemon=True).start()
         try:
@@ -67,6 +73,12 @@ class WorkerJob:
             raise
         if told_by is not None:
             raise SystemExit(128 + told_by)
+
+    def _see_gpus(self) -> None:
+        """submitit hides all of them from a job on this machine that asks for no number of them."""
+        os.environ.pop(VISIBLE_GPUS, None)
+        if self.gpus is not None:
+            os.environ[VISIBLE_GPUS] = self.gpus
 
     def _work(self) -> signal.Signals | None:
         from clawhpc.worker.run import run_worker  # only where it works: it imports the whole machine

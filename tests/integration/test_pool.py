@@ -16,11 +16,14 @@ from clawhpc.harness.pi import PiSettings
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.ledger import Ledger
-from clawhpc.records import Limits
+from clawhpc.paths import RunPaths
+from clawhpc.records import Limits, StepPlan
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
-from clawhpc.store import write_atomic
+from clawhpc.store import publish_plan, read_step, write_atomic
 from clawhpc.worker.settings import READY_FILE, WorkerSettings, WorkerSpec
+from tests.fakes.records import make_group
+from tests.fakes.slurm_worker import StubWorker, stub_spec
 from tests.sandbox_parts import running
 
 WAIT_S = 120.0
@@ -98,3 +101,20 @@ def test_a_worker_that_was_idle_for_too_long_is_replaced_and_has_not_died(
     with WorkerPool(LaunchSettings(max_restarts=0), spec, ledger) as pool:
         (first,) = pool.check()
         until(lambda: pool.check() != frozenset({first}))
+
+
+@pytest.mark.parametrize("gpus", [None, "", "1,0", "MIG-6a0a"])
+def test_a_worker_on_this_machine_has_the_gpus_that_its_campaign_has(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, gpus: str | None
+) -> None:
+    if gpus is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    paths, group = RunPaths(tmp_path / "run"), make_group("a", num_samples=1)
+    plan = StepPlan(phase="train", step=0, policy_step=0, temperature=1.0, groups=(group,))
+    publish_plan(paths, plan)
+    with WorkerPool(LaunchSettings(), stub_spec(paths.root), ledger, StubWorker):
+        until(lambda: bool(read_step(paths, plan)))
+    (record,) = read_step(paths, plan)
+    assert record.detail.split(" ")[2] == ("-" if gpus is None else gpus)
