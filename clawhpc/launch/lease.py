@@ -1,7 +1,8 @@
 """A campaign's sign of life, for its workers on other hosts: nobody there is told when it dies.
 
-It is a file that keeps changing. Who looks at it goes by its own clock and by what it reads, so that neither the clocks
-of two hosts nor a time stamp of the file system matter. It is written over in place: a full disk does not end it.
+It is a file that keeps changing. Who looks at it goes by what it reads and by how often it has looked, so that neither
+the clocks of two hosts nor a time stamp of the file system matter. It is written over in place: a full disk does not
+end it.
 """
 
 from __future__ import annotations
@@ -50,16 +51,20 @@ def hold_lease(path: Path, holder: str, lease_s: float) -> Iterator[None]:
 
 
 def wait_for_end(path: Path, holder: str, lease_s: float) -> None:
-    """Return when `holder` has ended: another one is named in `path`, or `path` has not changed for `lease_s`."""
-    sign, changed = b"", time.monotonic()
-    while time.monotonic() - changed < lease_s:
+    """Return when `holder` has ended: another one is named in `path`, or `path` has not changed for `lease_s`.
+
+    However long the file system takes to answer, that is one look: it may hang for the campaign as well.
+    """
+    sign, looks = b"", 0
+    while looks < SIGNS_PER_LEASE:
         with suppress(OSError):  # no news
             seen = path.read_bytes()
             if seen and not seen.startswith(holder.encode()):
                 return
             if seen != sign:
-                sign, changed = seen, time.monotonic()
+                sign, looks = seen, 0
         time.sleep(lease_s / SIGNS_PER_LEASE)
+        looks += 1
 
 
 def _sign(holder: str, number: int) -> bytes:

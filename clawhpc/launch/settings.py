@@ -53,7 +53,8 @@ class SlurmSettings(JobSettings):
     """Between two questions to Slurm who lives."""
     lease_s: float = 120.0
     """A worker whose campaign has given no sign of life for so long ends, and takes its whole array out of the queue.
-    More than a shared file system needs to show a change on another host.
+    More than a shared file system needs to show a change on another host. The time in which it answers nobody does
+    not count.
     """
 
     def __post_init__(self) -> None:

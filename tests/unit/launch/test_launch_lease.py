@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,16 @@ def test_a_lease_that_cannot_be_renewed_says_so_and_ends_no_campaign(
         waiter = Waiter(tmp_path / "lease", "c1", SHORT_S)
         assert waiter.has_ended(60)
     assert "workers will end if this goes on" in caplog.text
+
+
+def test_a_file_system_that_hangs_for_longer_than_a_lease_ends_nobody(tmp_path: Path) -> None:
+    lease = tmp_path / "lease"
+    os.mkfifo(lease)  # who reads it hangs until somebody writes
+    waiter = Waiter(lease, "c1", SHORT_S)
+    for seconds, sign in [(0.0, b"c1 1"), (2 * SHORT_S, b"c1 1"), (2 * SHORT_S, b"c1 1"), (0.0, b"c1 2")]:
+        time.sleep(seconds)
+        assert not waiter.has_ended(0), "the hang is not the campaign's silence"
+        lease.write_bytes(sign)
+    assert not waiter.has_ended(SHORT_S)
+    lease.write_bytes(b"nobody")
+    assert waiter.has_ended(60)
