@@ -30,7 +30,7 @@ class JobSettings:
     signal_delay_s: int = 90
     """So long before its time is up a job ends what it does, and goes back into the queue."""
     sbatch: dict[str, str | int | bool] = field(default_factory=dict)
-    """Any other option of sbatch, by its long name: `{reservation: maint, nice: 100}`."""
+    """Any other option of sbatch, by its long name: `{reservation: maint, nice: 100, spread-job: true}`."""
     srun: tuple[str, ...] = ()
     """Options of the srun that starts it: `[--container-image=/images/clawhpc.sqsh, --mpi=none]`."""
     setup: tuple[str, ...] = ()
@@ -41,6 +41,11 @@ class JobSettings:
         for name, least in {"gpus_per_node": 0, "cpus_per_task": 1, "mem_gb": 0.1}.items():
             if getattr(self, name) is not None:
                 at_least(self, **{name: least})
+        for option, value in self.sbatch.items():
+            if value is False:  # submitit would write `--requeue=False`, which sbatch refuses
+                raise ValueError(
+                    f"sbatch.{option}=false: true gives an option that has no value; one that is not wanted is left out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 
 from clawhpc.errors import LaunchError, UserError
 from clawhpc.launch.executor import make_executor, outside_of_jobs, submit
-from clawhpc.launch.settings import CampaignJobSettings, LaunchSettings, SlurmSettings
+from clawhpc.launch.settings import CampaignJobSettings, JobSettings, LaunchSettings, SlurmSettings
 from tests.fakes.sbatch import fake_sbatch, read_script
 
 GOLDEN = """\
@@ -133,3 +133,10 @@ def test_settings_out_of_their_bounds_are_refused(wrong: dict[str, float]) -> No
 def test_so_are_those_of_the_campaigns_own_job(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*at least"):
         CampaignJobSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [SlurmSettings, CampaignJobSettings])
+def test_an_option_of_sbatch_is_given_or_left_out(settings: type[JobSettings]) -> None:
+    settings(sbatch={"nice": 0, "spread-job": True})
+    with pytest.raises(ValueError, match=r"sbatch\.requeue=false: true gives an option"):
+        settings(sbatch={"requeue": False})
