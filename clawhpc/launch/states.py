@@ -29,8 +29,9 @@ UNKNOWN_JOB = "invalid job id"
 """What scontrol says of a job that the controller has forgotten."""
 GONE = "GONE"
 """Our word for the state of a job that the queue has forgotten."""
+NO_MEMORY = "OUT_OF_MEMORY"
 ENDED = (
-    *("COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED"),
+    *("COMPLETED", "FAILED", NO_MEMORY, "CANCELLED"),
     *("TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"),
     GONE,
 )
@@ -74,12 +75,21 @@ class SlurmStates(SlurmInfoWatcher):
             command = ["sacct", "--parsable2", "--format=JobID,State,NodeList", f"--jobs={','.join(arrays)}"]
             answer = run(command)
             if answer.returncode == 0:
-                return self._without_those_that_come_back(self.read_info(answer.stdout))
+                return self._without_those_that_come_back(self._with_lack_of_memory(answer.stdout))
             if NO_ACCOUNTS not in answer.stderr.lower():
                 raise subprocess.CalledProcessError(answer.returncode, "sacct", stderr=answer.stderr)
             log.info("Slurm keeps no accounts here: who lives is looked up in its queue, and why one died is not known")
             self._accounts = False
         return self._ask_queue(job_ids)
+
+    def _with_lack_of_memory(self, told: str) -> dict[str, dict[str, str]]:
+        """What sacct `told` of jobs; one that failed because a step of it was out of memory is so, too.
+
+        Slurm itself calls only that a job's own doing which its script does, and ours starts the worker in a step.
+        """
+        found, short = self.read_info(told), re.findall(rf"^([^.|]+)\.[^|]*\|{NO_MEMORY}\b", told, re.MULTILINE)
+        failed = [job_id for job_id in short if state_in(found, job_id) == "FAILED"]
+        return found | {job_id: found[job_id] | {"State": NO_MEMORY} for job_id in failed}
 
     def _without_those_that_come_back(self, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """`found`, where for a job that Slurm has taken its allocation from, the queue says whether it gets another.

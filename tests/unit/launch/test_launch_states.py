@@ -62,6 +62,19 @@ def test_one_question_is_for_all_jobs_and_none_is_asked_of_those_that_have_ended
     assert [line.rpartition("--jobs=")[2] for line in calls.read_text().splitlines()] == ["7,8", "7"]
 
 
+def test_a_job_that_failed_because_a_step_of_it_had_no_memory_is_out_of_memory(commands: Callable[..., Path]) -> None:
+    failed = ("7_0|FAILED|n1", "7_0.batch|FAILED|n1", "7_0.0|OUT_OF_MEMORY|n1")
+    others = ("7_1|FAILED|n1", "7_1.0|FAILED|n1", "7_2|RUNNING|n2", "7_2.0|OUT_OF_MEMORY|n2", "8.0|OUT_OF_MEMORY|n1")
+    commands(sacct=says(*failed, *others))
+    states = states_of("7_0", "7_1", "7_2", "8")
+    assert [now(states, one) for one in ("7_0", "7_1", "7_2", "8")] == [
+        ("OUT_OF_MEMORY", True),
+        ("FAILED", True),
+        ("RUNNING", False),
+        ("UNKNOWN", False),
+    ]
+
+
 @pytest.mark.parametrize("state", ["SUSPENDED", "COMPLETING", "RESIZING", "REQUEUED", "PENDING"])
 def test_a_job_in_a_state_that_it_comes_back_from_has_not_ended(commands: Callable[..., Path], state: str) -> None:
     commands(sacct=says(f"7|{state}|n1"))
