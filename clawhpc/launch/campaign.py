@@ -17,11 +17,10 @@ from pathlib import Path
 from submitit.core.utils import JobPaths
 from submitit.helpers import DelayedSubmission
 
-from clawhpc.errors import LaunchError
 from clawhpc.launch.executor import CAMPAIGN_NAME, campaign_executor, submit
 from clawhpc.launch.settings import CampaignJobSettings
-from clawhpc.launch.states import JobStatus, look_up
-from clawhpc.launch.turn import alone_in_job, script_end, this_job
+from clawhpc.launch.states import look_up
+from clawhpc.launch.turn import alone_in_job, go_back_if_warned, script_end, status_here, this_job
 from clawhpc.ledger.parent import die_with_parent
 from clawhpc.lock import alone
 
@@ -63,9 +62,8 @@ class CampaignJob:
         die_with_parent()  # the daemon of this step: without it Slurm counts the job as gone
         with alone_in_job(self._scratch_root, this_job()):
             code = self._run()
-        if code in INTERRUPTED and (here := _status_here()) and here.state == "RUNNING":
-            log.info("told to end by a job that Slurm has not ended: it is about to be preempted")
-            signal.raise_signal(signal.SIGUSR2)
+        if code in INTERRUPTED:
+            go_back_if_warned()
         if code:
             raise SystemExit(code if code > 0 else 128 - code)
 
@@ -85,7 +83,7 @@ class CampaignJob:
 
     def _end_when_lost(self) -> None:
         """End the command when Slurm has given its job up here, and could not say so: its next turn waits for that."""
-        while not ((here := _status_here()) and here.ended):
+        while not ((here := status_here()) and here.ended):
             time.sleep(LOOK_S)
         log.warning("Slurm counts this job as ended here: so does the campaign end")
         self._end()
@@ -101,15 +99,6 @@ class CampaignJob:
             log.warning("the campaign has not ended in %.0f s, and is killed", self._end_s)
             self._process.kill()
             self._process.wait(KILL_S)
-
-
-def _status_here() -> JobStatus | None:
-    """Of this job's present turn: GONE when Slurm is at another one. None while it does not answer."""
-    try:
-        status = look_up(os.environ["SLURM_JOB_ID"])
-    except LaunchError:
-        return None
-    return status if status.restarts == int(os.environ.get("SLURM_RESTART_COUNT", "0")) else JobStatus()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from clawhpc.errors import ClawError
 from clawhpc.launch.failure import note_failure
 from clawhpc.launch.lease import wait_for_end
 from clawhpc.launch.states import run
-from clawhpc.launch.turn import alone_in_job, this_job
+from clawhpc.launch.turn import alone_in_job, go_back_if_warned, this_job
 from clawhpc.ledger.parent import die_with_parent
 from clawhpc.paths import RunPaths
 from clawhpc.worker.settings import WorkerSpec
@@ -57,22 +57,33 @@ class WorkerJob:
     def __call__(self) -> None:
         """Run until told to stop. Why it had to give up is noted in the worker's folder, and raised.
 
-        A signal ends the process and leaves no result: whether the job is over then is for Slurm to say.
+        A signal ends the process and leaves no result: whether the job is over then is for Slurm to say. A warning that
+        it will be preempted puts it back into the queue.
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+        campaign_ended = threading.Event()
         if self.lease is None:
             self._see_gpus()
         else:
             die_with_parent()  # the daemon of this step: without it Slurm counts the worker as gone
-            threading.Thread(target=self._end_with_campaign, args=(self.lease,), name="lease", daemon=True).start()
+            told = (self.lease, campaign_ended)
+            threading.Thread(target=self._end_with_campaign, args=told, name="lease", daemon=True).start()
+        told_by = self._run()
+        if told_by == signal.SIGTERM and self.lease is not None and not campaign_ended.is_set():
+            go_back_if_warned()
+        if told_by is not None:
+            raise SystemExit(128 + told_by)
+
+    def _run(self) -> signal.Signals | None:
+        """Work, alone in this turn of its job; the signal that it was told by to end."""
         try:
             with sigterm_ends_it(), alone_in_job(self.spec.scratch_root, self._slurm_job):
-                told_by = self._work()
+                return self._work()
+        except Told:
+            return signal.SIGTERM
         except (ClawError, OSError) as error:
             note_failure(self._workers / self.worker_id, error, Path(self.spec.run_root))
             raise
-        if told_by is not None:
-            raise SystemExit(128 + told_by)
 
     def _see_gpus(self) -> None:
         """submitit hides all of them from a job on this machine that asks for no number of them."""
@@ -98,9 +109,10 @@ class WorkerJob:
     def _workers(self) -> Path:
         return RunPaths(Path(self.spec.run_root)).workers
 
-    def _end_with_campaign(self, lease: Lease) -> None:
+    def _end_with_campaign(self, lease: Lease, campaign_ended: threading.Event) -> None:
         """When the campaign is dead, end this process and take what waits behind it out of the queue."""
         wait_for_end(self._workers / LEASE_FILE, lease.holder, lease.lease_s)
+        campaign_ended.set()
         log.warning("worker %s: its campaign has ended; so does it, and the rest of its job", self.worker_id)
         job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
         with suppress(OSError, subprocess.SubprocessError):
@@ -120,5 +132,9 @@ def sigterm_ends_it() -> Iterator[None]:
         signal.signal(signal.SIGTERM, former)
 
 
+class Told(SystemExit):
+    """The job is to end, and its worker does not listen yet, or no more. An event loop lets only such through."""
+
+
 def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise Told(128 + number)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from clawhpc.errors import LaunchError
+from clawhpc.launch.states import JobStatus, look_up
 from clawhpc.ledger import default_root, end_job
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,27 @@ def this_job() -> str:
     """
     job_id, node = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURMD_NODENAME")
     return f"{job_id}.{node}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job_id and node else ""
+
+
+def status_here() -> JobStatus | None:
+    """Of this job's present turn: GONE when Slurm is at another one. None while it does not answer."""
+    array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job_id = f"{array}_{element}" if array else os.environ["SLURM_JOB_ID"]  # which may be that of the whole array
+    try:
+        status = look_up(job_id)
+    except LaunchError:
+        return None
+    return status if status.restarts == int(os.environ.get("SLURM_RESTART_COUNT", "0")) else JobStatus()
+
+
+def go_back_if_warned() -> None:
+    """Put this job back into the queue, by submitit's signal, where Slurm has it told to end and not ended it.
+
+    A partition with a GraceTime warns a job like that before it preempts it; one that ends then has failed.
+    """
+    if (here := status_here()) and here.state == "RUNNING":
+        log.info("told to end by a job that Slurm has not ended: it is about to be preempted")
+        signal.raise_signal(signal.SIGUSR2)
 
 
 @contextmanager

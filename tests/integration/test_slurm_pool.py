@@ -173,9 +173,12 @@ def test_an_element_that_is_told_to_make_room_goes_on_later_under_the_same_id(
 
 
 @pytest.mark.slow
-def test_a_preempted_element_goes_on_when_there_is_room_again(slurm: SlurmCluster, open_field: Callable) -> None:
+@pytest.mark.parametrize("partition", ["low", "low_warned"])
+def test_a_preempted_element_goes_on_when_there_is_room_again(
+    slurm: SlurmCluster, open_field: Callable, partition: str
+) -> None:
     plan = plan_of(*"abcdef", num_samples=4)
-    with open_field(settings_of(partition="low", cpus_per_task=8), SlowStub) as field:
+    with open_field(settings_of(partition=partition, cpus_per_task=8), SlowStub) as field:
         worker_id = begin(field, plan)
         node = slurm.run("squeue", "--noheader", "--format=%N", f"--jobs={field.job_of(worker_id)}").strip()
         slurm.run(
