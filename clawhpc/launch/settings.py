@@ -53,7 +53,9 @@ class SlurmSettings(JobSettings):
     """What Slurm is asked for, for each worker, and how often."""
 
     array_parallelism: int | None = None
-    """Workers that run at the same time, of all that are in the queue; None for all of them."""
+    """Workers of one array that run at the same time; None for all of them. Those that take the place of workers that
+    have ended are an array of their own, with the same limit: of all together there are never more than `num_workers`.
+    """
     watch_s: float = 10.0
     """Between two questions to Slurm who lives."""
     lease_s: float = 120.0
