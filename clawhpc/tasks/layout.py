@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from clawhpc.errors import UserError
 from clawhpc.tasks.faults import Fault
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the same files give other folders."""
 DIGEST_CHARS = 20
 NAME_BYTES = 255
@@ -33,9 +33,9 @@ class Layout:
     def lay_out(self, key: str, files: Mapping[str, str | Path]) -> str:
         """The absolute path of a folder with these files: their paths in it -> a text, or a file or link of the host.
 
-        `key`: the file, and the key in it, that ask for them. A file is known by its size and time. Raises `Fault` for
-        one that cannot be read, that is none, whose name none can have, or that stands where others need a folder;
-        `UserError` where the cache cannot be written, or has lost some of them.
+        `key`: the file, and the key in it, that ask for them. A file is known by its content, time and mode. Raises
+        `Fault` for one that cannot be read, that is none, whose name none can have, or that stands where others need a
+        folder; `UserError` where the cache cannot be written, or has lost some of them.
         """
         paths = [PurePath(name) for name in files]
         assert not any(path.is_absolute() or ".." in path.parts for path in paths), "they stay in the folder"
@@ -88,11 +88,13 @@ def _known_by(path: Path) -> str:
         if path.is_symlink():
             return f"link {os.readlink(path)}"
         status = path.stat()
+        if not path.is_file():
+            raise Fault(f"{path}: neither a file nor a link")
+        with path.open("rb") as file:  # its size and time do not tell it from others: archives give theirs one time
+            content = hashlib.file_digest(file, "sha256")
     except OSError as error:
         raise Fault(f"{path}: {error.strerror}") from error
-    if not path.is_file() or not os.access(path, os.R_OK):
-        raise Fault(f"{path}: neither a file that can be read nor a link")
-    return f"file {status.st_size} {status.st_mtime_ns} {status.st_mode}"
+    return f"file {content.hexdigest()} {status.st_mtime_ns} {status.st_mode}"
 
 
 def _write(files: Mapping[str, str | Path], folder: Path) -> None:

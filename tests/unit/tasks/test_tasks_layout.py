@@ -89,6 +89,16 @@ def test_a_file_that_was_written_anew_is_another(tmp_path: Path) -> None:
     assert Path(old, "a").read_text() == "old"
 
 
+def test_files_of_one_size_and_one_time_are_told_apart_by_their_content(tmp_path: Path) -> None:
+    layout, sources = Layout(tmp_path / "cache"), [tmp_path / name for name in ("one", "two", "same")]
+    for source, content in zip(sources, ("1111\n", "2222\n", "1111\n"), strict=True):
+        source.write_text(content)
+        os.utime(source, (1, 1))
+    one, two, same = (Path(layout.lay_out("t", {"data.csv": source})) for source in sources)
+    assert [(one / "data.csv").read_text(), (two / "data.csv").read_text()] == ["1111\n", "2222\n"]
+    assert same == one
+
+
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256])
 def test_a_name_that_no_file_can_have_is_a_fault_of_who_asks(tmp_path: Path, name: str) -> None:
     with pytest.raises(Fault, match=r"^t: .* can be no name of a file"):
