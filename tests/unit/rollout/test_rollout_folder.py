@@ -91,6 +91,35 @@ async def test_inputs_that_take_long_to_copy_do_not_hold_up_the_rollout(
     assert len(copied) == 1
 
 
+async def test_the_inputs_of_a_set_that_is_read_only_can_be_written_by_the_harness(tmp_path: Path) -> None:
+    inputs, scratch = tmp_path / "inputs", tmp_path / "scratch"
+    (inputs / "src").mkdir(parents=True)
+    scratch.mkdir()
+    (inputs / "src/run.sh").touch()
+    (inputs / "link").symlink_to("src/run.sh")
+    modes: dict[str, int] = {}
+
+    async def look(command: SandboxCommand) -> ExecResult:
+        workspace = workspace_of(command)
+        modes.update({name: (workspace / name).stat().st_mode & 0o777 for name in ("", "src", "src/run.sh")})
+        assert os.readlink(workspace / "link") == "src/run.sh"
+        return await one_call(command)
+
+    (inputs / "src/run.sh").chmod(0o555)
+    for folder in (inputs / "src", inputs):
+        folder.chmod(0o555)
+    try:
+        record = await run_rollout(
+            plan_of(replace(make_task(), input_dir=str(inputs))), parts_of(scratch, FakeSandbox(look))
+        )
+        assert inputs.stat().st_mode & 0o777 == 0o555, "the set itself is left as it is"
+    finally:
+        for folder in (inputs, inputs / "src"):
+            folder.chmod(0o755)
+    assert record.outcome is Outcome.COMPLETED
+    assert modes == {"": 0o755, "src": 0o755, "src/run.sh": 0o755}
+
+
 async def test_a_scratch_folder_that_cannot_be_written_is_an_outcome(tmp_path: Path) -> None:
     record = await run_rollout(plan_of(), parts_of(tmp_path / "missing", FakeSandbox(one_call)))
     assert record.outcome is Outcome.SANDBOX_FAILED
