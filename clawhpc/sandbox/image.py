@@ -33,7 +33,7 @@ def build_image(recipe: Path, *, apptainer: str, cache_dir: Path, ledger: Ledger
     """
     image = cache_dir / "images" / f"{recipe.stem}-{_digest(recipe, base)}"
     image.parent.mkdir(parents=True, exist_ok=True)
-    with alone(image.with_suffix(".lock"), image, wait_s=BUILD_S):
+    with alone(_beside(image, ".lock"), image, wait_s=BUILD_S):
         if not is_whole(image):
             _build(recipe, image, apptainer, ledger, base)
             _note_of(image).write_text(fingerprint(image))
@@ -49,7 +49,12 @@ def is_whole(image: Path) -> bool:
 
 def _note_of(image: Path) -> Path:
     """What `image` was when it was built."""
-    return image.with_suffix(".whole")
+    return _beside(image, ".whole")
+
+
+def _beside(image: Path, suffix: str) -> Path:
+    """Of this image alone: in the name of its recipe there may be dots, after which others differ."""
+    return image.with_name(image.name + suffix)
 
 
 def _digest(recipe: Path, base: Path | None) -> str:

@@ -41,6 +41,17 @@ def test_an_image_is_built_once_for_each_content_of_its_recipe(tmp_path: Path, l
     assert build_image(recipe, apptainer=apptainer, cache_dir=tmp_path, ledger=ledger) != first
 
 
+def test_images_of_recipes_that_differ_after_a_dot_leave_each_other_whole(tmp_path: Path, ledger: Ledger) -> None:
+    apptainer = fake_apptainer(tmp_path, "mkdir $target; cp $4 $target")
+    recipes = [tmp_path / "python3.11.def", tmp_path / "python3.12.def"]
+    for recipe, content in zip(recipes, ("short", "not so short"), strict=True):
+        recipe.write_text(content)
+    for recipe in (*recipes, *recipes):
+        build_image(recipe, apptainer=apptainer, cache_dir=tmp_path, ledger=ledger)
+    assert (tmp_path / "calls").read_text() == "once\n" * 2
+    assert len(list((tmp_path / "images").glob("*.lock"))) == 2, "nor does one wait for the other"
+
+
 def test_a_build_that_fails_tells_why_and_leaves_nothing_half_written(tmp_path: Path, ledger: Ledger) -> None:
     recipe = tmp_path / "base.def"
     recipe.write_text("Bootstrap: docker")
