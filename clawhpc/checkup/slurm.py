@@ -24,7 +24,7 @@ class SlurmNeeds:
     needed: bool
     """Whether its workers are Slurm jobs."""
     partition: str | None = None
-    """None: the cluster's default."""
+    """One, or several with commas between, of which Slurm takes the first that is free; None: the cluster's default."""
     timeout_min: int = 60
     num_workers: int = 1
     num_gpus: int = 0
@@ -167,7 +167,7 @@ def minutes(limit: str) -> float:
 def check_partitions(
     partitions: Iterable[Partition], needs: SlurmNeeds, campaign: SlurmNeeds | None = None
 ) -> list[Finding]:
-    """A row for the one that workers go to, one for that of the campaign's own job, and one for all others."""
+    """A row for those that workers may go to, one for those of the campaign's own job, and one for all others."""
     known = list(partitions)
     chosen = _chosen(known, needs)
     rows = [_judge_partition("partition", known, needs)]
@@ -180,16 +180,25 @@ def check_partitions(
     return rows
 
 
+def _names(needs: SlurmNeeds) -> list[str]:
+    """As sbatch reads them; empty for the default one."""
+    return [name for name in (needs.partition or "").split(",") if name]
+
+
 def _chosen(known: Iterable[Partition], needs: SlurmNeeds) -> list[Partition]:
-    return [one for one in known if (one.name == needs.partition if needs.partition else one.is_default)]
+    names = _names(needs)
+    return [one for one in known if (one.name in names if names else one.is_default)]
 
 
 def _judge_partition(prefix: str, known: Sequence[Partition], needs: SlurmNeeds) -> Finding:
-    row, chosen = partial(_row, needs), _chosen(known, needs)
+    """One that has what is asked for is enough; one that is not there makes Slurm refuse them all."""
+    row, names, chosen = partial(_row, needs), _names(needs), _chosen(known, needs)
     choose = f"{needs.settings}.partition=NAME, NAME one of: " + ", ".join(dict.fromkeys(one.name for one in known))
-    if not chosen:
-        return row(prefix, False, f"no {needs.partition}" if needs.partition else NO_PARTITION, choose)
-    what, found = f"{prefix} {chosen[0].name}", "\n".join(one.text for one in chosen)
+    absent = [name for name in names if name not in {one.name for one in chosen}]
+    if absent or not chosen:
+        return row(prefix, False, f"no {', '.join(absent)}" if absent else NO_PARTITION, choose)
+    what = f"{prefix} {','.join(names) or chosen[0].name}"
+    found = "\n".join(f"{one.name}: {one.text}" if len(names) > 1 else one.text for one in chosen)
     best = min(chosen, key=lambda one: (not one.is_up, len(_too_much(one, needs))))
     if not best.is_up:
         return row(what, False, found, choose)

@@ -13,6 +13,7 @@ class JobSettings:
     """What Slurm is asked for, for one job. What is None is the cluster's own default."""
 
     partition: str | None = None
+    """Several with commas between; on a command line they want quotes, for to Hydra a comma is a sweep."""
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None

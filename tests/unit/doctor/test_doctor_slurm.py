@@ -144,6 +144,22 @@ def test_one_kind_of_nodes_that_fits_is_enough(needs: SlurmNeeds) -> None:
     assert rows_of(machine(), needs)["partition main"].state is State.WORKS
 
 
+def test_of_several_partitions_one_that_fits_is_enough() -> None:
+    rows = rows_of(machine(), replace(NEEDS, partition="broken,short,main", num_gpus=2))
+    assert rows["partition broken,short,main"].state is State.WORKS
+    assert rows["partition broken,short,main"].found.splitlines()[2] == (
+        "short: up, 3 nodes of 8 cores, 7.8 GiB, gres none, time 30:00"
+    )
+    assert "other partitions" not in rows
+
+
+def test_several_partitions_of_which_none_fits_or_one_is_not_there_are_missing() -> None:
+    row = rows_of(machine(), replace(NEEDS, partition="broken,short", timeout_min=60))["partition broken,short"]
+    assert (row.state, row.remedy) == (State.MISSING, "launch.timeout_min=30")
+    row = rows_of(machine(), replace(NEEDS, partition="main,gpu,big"))["partition"]
+    assert (row.state, row.found) == (State.MISSING, "no gpu, big")
+
+
 @pytest.mark.parametrize(
     ("gres", "expected"),
     [("(null)", 0), ("gpu:h200:4", 4), ("gpu:4(S:0-1),gpu:a100:2,shard:8", 6), ("gpu", 1), ("gpu:h200", 1)],
