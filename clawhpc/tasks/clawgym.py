@@ -69,6 +69,8 @@ class _Entry(msgspec.Struct):
     input_mount_dir: str | None = None
     mcp_servers: list[_McpEntry] = []
     metadata: dict[str, Any] = {}
+    rubric: Any = None
+    """A fault: nobody would be asked about it, and its author counts on that."""
 
 
 def load_tasks(folder: Path) -> LoadedTasks:
@@ -111,6 +113,11 @@ def _read_entry(path: Path) -> _Entry:
         raise Fault(too_deep) from error
     if nesting(entry.metadata) > MAX_NESTING:
         raise Fault(too_deep)
+    if entry.rubric is not None:
+        raise Fault(
+            f"{path}: rubric: a task in this format is scored by its reward.sh alone; PinchBench's format has rubrics, "
+            "beside a script or without, and JobBench's"
+        )
     check_text(f"{path}: task_id", entry.task_id)
     check_text(f"{path}: user_query", entry.user_query)
     check_text(f"{path}: input_mount_dir", entry.input_mount_dir or "", required=False)

@@ -43,7 +43,7 @@ def only_fault(folder: Path) -> str:
 
 def test_a_task_as_the_published_data_set_has_it(tmp_path: Path) -> None:
     root = lay_task(
-        tmp_path, "task_0001", inputs={"input/data.csv": "1\n"}, input_mount_dir=WORKSPACE_MOUNT, rubric="ignored"
+        tmp_path, "task_0001", inputs={"input/data.csv": "1\n"}, input_mount_dir=WORKSPACE_MOUNT, source="ignored"
     )
     task = only_task(tmp_path)
     assert task == TaskSpec(
@@ -77,6 +77,10 @@ def test_a_mount_below_the_workspace_moves_the_inputs_not_the_workspace(tmp_path
         ({"task_id": 7}, "data_entry.json: Expected `str`, got `int` - at `$.task_id`"),
         ({"user_query": None}, "data_entry.json: Object missing required field `user_query`"),
         ({"metadata": []}, "data_entry.json: Expected `object`, got `array` - at `$.metadata`"),
+        (
+            {"rubric": [{"name": "Tone"}]},
+            "rubric: a task in this format is scored by its reward.sh alone; PinchBench's",
+        ),
         ({"input_mount_dir": WORKSPACE_MOUNT}, "input_mount_dir is set, but there is no folder input_files"),
         ({"input_mount_dir": "/etc"}, f"input_mount_dir '/etc' is neither {WORKSPACE_MOUNT} nor a folder in it"),
         ({"task_id": "a\x1b[2J"}, r"task_id has the control character '\x1b'"),
