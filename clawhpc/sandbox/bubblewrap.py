@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from clawhpc.sandbox.base import Mount
 from clawhpc.sandbox.root import Root, kernel_settings
 
-TOP_LEVEL = ("bin", "etc", "lib", "lib32", "lib64", "libx32", "opt", "sbin", "usr", "var")
-"""Taken from the root as they are; all else at the top is made fresh, so that mount points can be."""
+MADE_FRESH = ("dev", "proc", "root", "run", "sys", "tmp")
+"""At the top, never those of the root. All else there is taken from it as it is, where it is not empty."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Bubblewrap:
         devices = ("--dev", "/dev", "--proc", "/proc")
         binds = [part for mount in (*kernel_settings(), *mounts) for part in _bind(mount)]
         return [
-            *(self.program, *isolation, *_top_level(root.base), *devices, *binds),
+            *(self.program, *isolation, *_shown(root.base, mounts), *devices, *binds),
             *("--remount-ro", "/", "--chdir", "/", "--", *inner),
         ]
 
@@ -67,12 +68,35 @@ def _bind(mount: Mount) -> tuple[str, str, str]:
     return ("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
 
 
-def _top_level(base: Path) -> list[str]:
-    options = []
-    for name in TOP_LEVEL:
-        path = base / name
-        if path.is_symlink():
-            options += ["--symlink", str(path.readlink()), f"/{name}"]
-        elif path.is_dir() and any(path.iterdir()):
-            options += ["--ro-bind", str(path), f"/{name}"]
-    return options
+def _shown(base: Path, mounts: Sequence[Mount]) -> Iterator[str]:
+    """What of `base` lies under `mounts`; where these need a place, it is made fresh."""
+    targets = [PurePosixPath(mount.target) for mount in mounts]
+    for name in sorted(set(os.listdir(base)) - set(MADE_FRESH)):
+        yield from _shown_at(base, PurePosixPath("/", name), targets)
+
+
+def _shown_at(base: Path, place: PurePosixPath, targets: Sequence[PurePosixPath]) -> Iterator[str]:
+    """The root's `place`, whole; of a folder in which a target would have to be made, what else lies in it."""
+    path = _of_root(base, place)
+    inside = [target for target in targets if target.is_relative_to(place)]
+    if place in inside or not (path.is_symlink() or os.access(path, os.R_OK)):
+        return
+    if path.is_symlink():
+        if not inside:
+            yield from ("--symlink", str(path.readlink()), str(place))
+    elif path.is_file() or (path.is_dir() and os.listdir(path)):
+        if all(_is_there(base, target) for target in inside):
+            yield from ("--ro-bind", str(path), str(place))
+        else:
+            for name in sorted(os.listdir(path)):
+                yield from _shown_at(base, place / name, targets)
+
+
+def _is_there(base: Path, target: PurePosixPath) -> bool:
+    """The root has it, and no link leads there: a link may lead to another place on the host."""
+    steps = [_of_root(base, step) for step in (target, *target.parents)]
+    return steps[0].exists() and not any(step.is_symlink() for step in steps[:-1])
+
+
+def _of_root(base: Path, place: PurePosixPath) -> Path:
+    return base / place.relative_to("/")

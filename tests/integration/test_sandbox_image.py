@@ -77,6 +77,26 @@ async def test_our_own_interpreter_serves_where_the_hosts_is_missing(
     assert result.stdout_tail.count("\n") == 0
 
 
+@pytest.mark.sandbox
+async def test_bubblewrap_shows_folders_of_an_image_that_no_distribution_has(
+    ledger: Ledger, cache_dir: Path, tmp_path: Path
+) -> None:
+    working = await working_sandbox(SandboxSettings(kind="bubblewrap"), ledger, cache_dir)
+    assert isinstance(working, Container)
+    root = host_root(ledger.scratch / "top")
+    for name in ("venv/bin/tool", "data/models/one", "home/user/notes"):
+        (root.base / name).parent.mkdir(parents=True)
+        (root.base / name).write_text(name)
+    (root.base / "conda").symlink_to("/venv")
+    sandbox = Container(backend=working.backend, root=root, ledger=ledger)
+    workspace = Mount(source=tmp_path, target="/data/work", writable=True)
+    script = "cat /conda/bin/tool /data/models/one /home/user/notes; ls /data; : > mine; touch /venv/x /data/x"
+    result = await run(sandbox, shell(script, mounts=(workspace,), cwd="/data/work"))
+    assert result.stdout_tail == "venv/bin/tooldata/models/onehome/user/notesmodels\nwork\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert result.stderr_tail.count("Read-only file system") == 2
+
+
 @pytest.fixture
 async def file_image_sandbox(ledger: Ledger, cache_dir: Path) -> Container:
     """Apptainer on an image that is a file, which it mounts through a FUSE process."""

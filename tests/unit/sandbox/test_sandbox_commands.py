@@ -60,6 +60,47 @@ def test_bubblewrap_command_line(root: Root) -> None:
     )
 
 
+def shown_by_bubblewrap(base: Path, *targets: str) -> list[str]:
+    """Places of the root that are bound or linked below mounts with these targets."""
+    mounts = [Mount(source=Path("/host"), target=target) for target in targets]
+    argv = Bubblewrap(program="bwrap").argv(Root(base=base, mounts=(), python="python3"), mounts, INNER)
+    places = [place for option, _, place in zip(argv, argv[1:], argv[2:], strict=False) if option == "--ro-bind"]
+    links = [place for option, _, place in zip(argv, argv[1:], argv[2:], strict=False) if option == "--symlink"]
+    return sorted({*places, *links} - {*targets, *kernel_settings_here()})
+
+
+def test_bubblewrap_shows_all_of_an_image_but_what_is_made_fresh(tmp_path: Path) -> None:
+    for name in ("usr", "venv", "nix", ".hidden", "dev", "proc", "run", "sys", "tmp", "root"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / "conda").symlink_to("/opt/conda")
+    (tmp_path / "entrypoint.sh").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert shown_by_bubblewrap(tmp_path) == ["/.hidden", "/conda", "/entrypoint.sh", "/nix", "/usr", "/venv"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "places"),
+    [
+        (("/data",), ["/home", "/link"]),
+        (("/data/models",), ["/data", "/home", "/link"]),
+        (("/data/work", "/data/work/reward"), ["/data/models", "/data/more", "/home", "/link"]),
+        (("/data/models/new/work",), ["/data/models/one", "/data/more", "/home", "/link"]),
+        (("/link/work",), ["/data", "/home"]),
+        (("/data/more/work",), ["/data/models", "/home", "/link"]),
+    ],
+)
+def test_where_a_mount_needs_a_place_in_an_image_the_rest_of_its_folder_is_shown(
+    tmp_path: Path, targets: tuple[str, ...], places: list[str]
+) -> None:
+    for name in ("home/user", "data/models/one"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").touch()
+    (tmp_path / "data/more").symlink_to("/home/user")
+    (tmp_path / "link").symlink_to("data")
+    assert shown_by_bubblewrap(tmp_path, *targets) == places
+
+
 def test_apptainer_command_line(root: Root) -> None:
     argv = Apptainer(program="apptainer", config_dir=Path("/c")).argv(root, MOUNTS, INNER)
     as_root = ["--userns"] if os.getuid() == 0 else []
