@@ -52,10 +52,11 @@ from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
 from clawhpc.launch.turn import this_job
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, SftSettings
-from clawhpc.ledger import Ledger
+from clawhpc.ledger import Ledger, default_root
 from clawhpc.records import Limits, TaskSpec
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
+from clawhpc.tasks.servers import check_shown
 from clawhpc.tasks.sets import TaskSets, TaskSettings
 from clawhpc.verify.settings import VerifySettings, check_rubrics, judge_keys
 from clawhpc.worker.settings import WorkerSettings, WorkerSpec
@@ -232,15 +233,29 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
 
 def check_tasks(config: RunConfig, tasks: Sequence[TaskSpec]) -> None:
     """UserError where one of `tasks` needs what a harness does not have, or a judge that is not there, has no time or
-    no key. Those whose harness will have less time than they say are counted in the log.
+    no key; where a harness would be shown what it must not see. Those whose harness will have less time than they say
+    are counted in the log.
     """
     judge_keys(config.verify.judge, os.environ)
     check_rubrics(tasks, config.verify.judge, config.limits)
     for name in config.harness.names:
         check_mcp(ADAPTERS[name], tasks)
+    check_shown(tasks, kept_folders(config))
     most_s = config.limits.harness_s
     if cut := sum(task.run_s is not None and task.run_s > most_s for task in tasks):
         log.warning("%d tasks would give a harness more than limits.deadline_s leaves it, %g s", cut, most_s)
+
+
+def kept_folders(config: RunConfig) -> dict[str, str | None]:
+    """Key -> a folder with tasks, rollouts or records in it."""
+    return {
+        "cache_dir": config.cache_dir,
+        "scratch_dir": config.scratch_dir or str(default_root()),
+        "run.root": config.run.root,
+        "tasks.folder": config.tasks.folder,
+        "tasks.heldout": config.tasks.heldout,
+        **{f"evaluate.sets.{name}": folder for name, folder in config.evaluate.sets.items()},
+    }
 
 
 def former_turn_s() -> float:

@@ -1,8 +1,10 @@
-"""MCP servers that a run adds to each of its tasks, and whether its tasks may start programs on the hosts."""
+"""MCP servers that a run adds to each of its tasks, whether its tasks may start programs on the hosts, and that the
+folders which harnesses see hold nothing that is to be kept from them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -46,6 +48,33 @@ def equip(tasks: Iterable[TaskSpec], settings: McpSettings) -> tuple[TaskSpec, .
         raise UserError(f"{KEY}.folder={settings.folder}: no such folder")
     added = tuple(_server(name, entry) for name, entry in settings.servers.items())
     return tuple(_equipped(task, added, settings) for task in tasks)
+
+
+def check_shown(tasks: Sequence[TaskSpec], kept: Mapping[str, str | None]) -> None:
+    """UserError where a folder that a harness is shown holds one that it must not see, or lies in one (law 7).
+
+    Not to be seen are those of the verifiers and of the servers on the host, whichever task has them, and those of
+    `kept`: key -> a folder with such things in it, in which what is shown may lie.
+    """
+    shown: dict[str, str] = {}
+    for task in tasks:
+        folders = {"inputs": task.input_dir, "MCP programs": task.mcp_dir}
+        shown |= {
+            folder: f"the {name} of task {task.task_id}" for name, folder in folders.items() if folder is not None
+        }
+        if task.run_mcp_dir is not None:
+            shown[task.run_mcp_dir] = f"{KEY}.folder={task.run_mcp_dir}"
+    hidden = {Path(folder).resolve(): task.task_id for task in tasks for folder in task.hidden_folders}
+    named = {folder: f"the verifier's, or a server's, of task {task_id}" for folder, task_id in hidden.items()}
+    named |= {Path(folder).resolve(): key for key, folder in kept.items() if folder is not None}
+    holding = {above: folder for folder in named for above in (folder, *folder.parents)}
+    for folder, name in shown.items():
+        place = Path(folder).resolve()
+        seen = holding.get(place) or next((above for above in place.parents if above in hidden), None)
+        if seen is not None:
+            raise UserError(
+                f"{name}: a harness would see {seen} ({named[seen]}); choose a folder with nothing else in it"
+            )
 
 
 def _server(name: str, entry: RunServer) -> McpServer:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from clawhpc.config import CONF_DIR, HarnessChoice, RunConfig, open_campaign, register_defaults, typed
+from clawhpc.config import CONF_DIR, HarnessChoice, RunConfig, check_tasks, open_campaign, register_defaults, typed
 from clawhpc.errors import UserError
 from clawhpc.records import McpServer, TaskSpec
 from clawhpc.tasks.servers import RunServer
@@ -28,6 +28,15 @@ def test_a_task_that_a_harness_cannot_run_ends_the_campaign_before_there_is_a_ru
     with refused, open_campaign(config, tasks, tmp_path / "runs"):
         pytest.fail("the campaign is open")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("key", ["tasks.folder", "run.root", "cache_dir", "scratch_dir"])
+def test_programs_of_the_run_lie_in_no_folder_that_holds_tasks_or_runs(tmp_path: Path, key: str) -> None:
+    folders = {"run.root": "/runs", "cache_dir": "/cache", "scratch_dir": "/scratch", "tasks.folder": "/tasks"}
+    config = configured(*(f"{name}={folder}" for name, folder in (folders | {key: f"{tmp_path}/within"}).items()))
+    shown = replace(PLAIN, run_mcp_dir=str(tmp_path))
+    with pytest.raises(UserError, match=rf"^tasks\.mcp\.folder=.*: a harness would see {tmp_path}/within \({key}\)"):
+        check_tasks(config, [shown])
 
 
 def configured(*overrides: str) -> RunConfig:

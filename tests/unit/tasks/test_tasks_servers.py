@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.records import McpServer
-from clawhpc.tasks.servers import McpSettings, RunServer, equip
-from tests.fakes.records import make_task
+from clawhpc.records import McpServer, TaskSpec
+from clawhpc.tasks.servers import McpSettings, RunServer, check_shown, equip
+from tests.fakes.records import make_task, script_verifier
 
 LAB = McpServer(name="lab", argv=("lab",))
 PLAIN, WITH_LAB = make_task("plain"), replace(make_task("with_lab"), mcp_servers=(LAB,), mcp_dir="/tasks/mcp")
@@ -63,3 +64,43 @@ def test_a_task_starts_nothing_on_the_hosts_without_leave() -> None:
         "task plain would start its MCP server web on the workers' hosts, outside any sandbox: /t/web now; "
         "look at its programs, and then set tasks.mcp.allow_host=true"
     )
+
+
+def task_at(root: Path, **folders: str) -> TaskSpec:
+    """With a verifier, a server on the host and a server in the sandbox; `folders` are below `root`."""
+    places = {"mcp_dir": "set/one/mcp", "mcp_host_dir": "set/one/mcp_host", **folders}
+    fields: dict[str, Any] = {name: str(root / place) for name, place in places.items()}
+    return replace(make_task("one"), verifier=script_verifier(root / "set/one/reward"), **fields)
+
+
+def test_folders_beside_what_is_hidden_may_be_shown_and_in_what_is_kept(tmp_path: Path) -> None:
+    fine = task_at(tmp_path, run_mcp_dir="servers", input_dir="set/one/input_files")
+    check_shown([fine, PLAIN], {"tasks.folder": str(tmp_path / "set"), "run.root": str(tmp_path / "runs")})
+
+
+@pytest.mark.parametrize(
+    ("folders", "fault"),
+    [
+        ({"run_mcp_dir": "."}, "tasks.mcp.folder={root}: a harness would see {root}/"),
+        ({"run_mcp_dir": "set"}, "tasks.mcp.folder={root}/set: a harness would see {root}/set (tasks.folder)"),
+        ({"run_mcp_dir": "runs"}, "tasks.mcp.folder={root}/runs: a harness would see {root}/runs/mine (run.root)"),
+        ({"run_mcp_dir": "set/one/mcp_host/in"}, "tasks.mcp.folder={root}/set/one/mcp_host/in: a harness would see "),
+        ({"mcp_dir": "set/one/reward"}, "the MCP programs of task one: a harness would see {root}/set/one/reward"),
+        (
+            {"mcp_dir": "set/two"},
+            "the MCP programs of task one: a harness would see {root}/set/two/reward (the verifier's, or",
+        ),
+        ({"mcp_dir": "link"}, "the MCP programs of task one: a harness would see {root}/set (tasks.folder)"),
+        ({"input_dir": "set/one"}, "the inputs of task one: a harness would see {root}/set/one/"),
+    ],
+)
+def test_what_would_show_a_harness_what_it_must_not_see_is_refused(
+    tmp_path: Path, folders: dict[str, str], fault: str
+) -> None:
+    (tmp_path / "link").symlink_to("set")
+    two = replace(make_task("two"), verifier=script_verifier(tmp_path / "set/two/reward"))
+    kept = {"run.root": str(tmp_path / "runs/mine"), "tasks.folder": str(tmp_path / "set"), "tasks.heldout": None}
+    with pytest.raises(UserError) as refused:
+        check_shown([task_at(tmp_path, **folders), two], kept)
+    assert str(refused.value).startswith(fault.format(root=tmp_path))
+    assert str(refused.value).endswith("; choose a folder with nothing else in it")
