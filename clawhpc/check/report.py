@@ -112,9 +112,20 @@ def _untouched_lines(findings: Findings, limits: Limits) -> Iterator[str]:
         if took := spread([round(one.verify_s, 1) for one in scored]):
             short = f"; limits.reserve_s leaves {limits.verify_s:g} s" if took.most > limits.verify_s else ""
             yield _row("time", f"{_span(took)} s for the verifier{short}")
+        yield from _named("lacking", list(_lacking_lines(scored)))
         yield from _named("free", [f"{one.reward:.3g}  {one.task_id}{_parts(one)}" for one in free])
     if findings.rubrics_not_asked:
         yield f"The rubrics of {findings.rubrics_not_asked} tasks were not asked about: no judge is set (verify.judge)"
+
+
+def _lacking_lines(scored: Sequence[Untouched]) -> Iterator[str]:
+    tasks: dict[str, list[str]] = defaultdict(list)
+    for one in scored:
+        for what in one.lacking:
+            tasks[what].append(one.task_id)
+    for what, ids in sorted(tasks.items(), key=lambda item: -len(item[1])):
+        more = f" and {len(ids) - SHOWN_ALIKE} more" if len(ids) > SHOWN_ALIKE else ""
+        yield f"{what}, which the verifiers of {len(ids)} tasks looked for: {', '.join(ids[:SHOWN_ALIKE])}{more}"
 
 
 def _named(title: str, lines: Sequence[str]) -> Iterator[str]:

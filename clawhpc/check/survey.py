@@ -63,6 +63,8 @@ class Untouched:
     breakdown: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     """Of its verifier, or of the sandbox."""
+    lacking: tuple[str, ...] = ()
+    """What its verifier did not find here, by what it printed; it may have said 0 for that and nothing else."""
 
 
 @dataclass(frozen=True)

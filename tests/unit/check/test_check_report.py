@@ -50,6 +50,19 @@ def test_all_points_for_nothing_and_a_verifier_that_fails_are_faults_some_points
     assert "  free          1  a\n  free          0.25  b  (there 1)\n" in text(found)
 
 
+def test_what_verifiers_looked_for_in_vain_is_said_with_how_many_and_is_no_fault() -> None:
+    found = findings(
+        *(Untouched(task_id=name, reward=0.0, lacking=("uvx", "a network")) for name in ("a", "b", "c", "d")),
+        Untouched(task_id="e", reward=0.0, lacking=("jq",)),
+    )
+    assert (
+        "  lacking       uvx, which the verifiers of 4 tasks looked for: a, b, c and 1 more\n"
+        "  lacking       a network, which the verifiers of 4 tasks looked for: a, b, c and 1 more\n"
+        "  lacking       jq, which the verifiers of 1 tasks looked for: e\n"
+    ) in text(found)
+    assert found.problems == ()
+
+
 def test_faults_of_all_sets_stand_one_per_line_at_the_end() -> None:
     sets = (survey(faults=("/set/x/task.toml: steps",)), survey(faults=("/two/y.md: id",)))
     found = findings(sets=sets, shared_ids=("b",))

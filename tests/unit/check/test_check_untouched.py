@@ -4,7 +4,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from clawhpc.check.untouched import Bench, score_untouched
+from clawhpc.check.untouched import Bench, lacking, score_untouched
 from clawhpc.records import ExecResult, TaskSpec
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.verify.judge import open_judge
@@ -51,6 +51,43 @@ async def test_each_task_has_its_own_workspace_and_its_own_failure(tmp_path: Pat
     assert "ended with exit code 3" in broken.failure
     assert seen == [1, 2, 3]
     assert list(made.scratch.iterdir()) == []
+
+
+STOCK = """\
+cd "$(dirname "$0")/.."
+curl -LsSf https://astral.example/uv/install.sh | sh >/dev/null 2>&1
+no-such-uvx -p 3.13 pytest test_outputs.py
+if [ $? -eq 0 ]; then echo 1; else echo 0; fi
+"""
+"""How published tests end: whatever happens, there is a reward."""
+
+
+async def test_what_a_verifier_looked_for_in_vain_is_kept_though_it_gave_a_reward(tmp_path: Path) -> None:
+    tasks = [lay_task(tmp_path, "stock", STOCK), lay_task(tmp_path, "own", "echo 0")]
+    stock, own = await score_untouched(tasks, bench(tmp_path), lambda count: None)
+    assert (stock.reward, stock.lacking[0]) == (0.0, "no-such-uvx")
+    assert (own.reward, own.lacking) == (0.0, ())
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ("/tests/test.sh: line 3: uvx: command not found\n" * 2, ("uvx",)),
+        ("sh: 1: node: not found", ("node",)),
+        ("bash: jq: command not found", ("jq",)),
+        (
+            "env: \u2018ruby\u2019: No such file or directory\n/usr/bin/env: 'go': No such file or directory",
+            ("ruby", "go"),
+        ),
+        ("/usr/bin/python3: No module named pytest", ("No module named pytest",)),
+        ("error: Failed to fetch: `https://pypi.org/simple/pytest/`\n  Caused by: dns error", ("a network",)),
+        ("curl: (6) Could not resolve host: a.b", ("a network",)),
+        ("cat: answer.txt: No such file or directory\nx.py: 3: key not found", ()),
+        ("ModuleNotFoundError: No module named 'solution'", ()),
+    ],
+)
+def test_what_is_lacking_is_read_from_what_a_verifier_printed(errors: str, expected: tuple[str, ...]) -> None:
+    assert lacking(errors) == expected
 
 
 async def test_inputs_that_cannot_be_copied_are_the_failure_of_their_task(tmp_path: Path) -> None:
