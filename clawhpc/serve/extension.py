@@ -18,6 +18,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondLogitsProcessor
 
 from clawhpc.ledger.parent import die_with_parent
 from clawhpc.serve.command import NUM_TOKEN_IDS_KEY
@@ -46,24 +47,28 @@ def pack_again(model: Any) -> None:
             kernel.fused_experts.process_weights_after_loading(layer)
 
 
-class PaddingMask(LogitsProcessor):
-    """No id beyond the tokenizer is drawn, and log-probs are those of the distribution without them."""
+class PaddingMask(LogitsProcessor, SecondLogitsProcessor):
+    """No id beyond the tokenizer is drawn, and log-probs are those of the distribution without them.
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+    vLLM takes its second model runner wherever Triton works, so on every GPU, and the first one on CPUs. Each refuses a
+    processor that is not of its own kind, and draws, and takes processed log-probs, from what the processor leaves.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *_of_the_runner: Any) -> None:
         additional: Any = vllm_config.additional_config
         self._num_token_ids: int = additional[NUM_TOKEN_IDS_KEY]
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch, (requests, rows of the head)."""
+    def apply(self, logits: torch.Tensor, ctx: object = None) -> torch.Tensor:
+        """Logits of a batch, (requests, rows of the head). `ctx`: which of them they are, by the second runner."""
         logits[:, self._num_token_ids :] = -torch.inf
         return logits
 
     def is_argmax_invariant(self) -> bool:
-        """A padded row can be the largest."""
+        """For the first runner. A padded row can be the largest."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """There is none."""
+        """For the first runner. There is none."""
 
 
 def main() -> None:
