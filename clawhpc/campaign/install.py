@@ -24,7 +24,7 @@ class PolicySource:
     renderer: str | None = None
     """Chat format of a model that is no policy of ours yet; a policy of ours has its own."""
     thinking: bool = False
-    """Likewise, whether it may think before it answers."""
+    """Likewise, whether it may think before it answers; see `PolicyChoice.thinking`."""
 
     def check(self) -> None:
         """UserError when it is not there, has no weights, or lacks a word about its chat format."""

@@ -51,7 +51,10 @@ class PolicyChoice:
     renderer: str | None = None
     """Chat format of a model that sft did not write, such as qwen3."""
     thinking: bool = False
-    """Whether such a model may think before it answers."""
+    """Whether such a model may think before it answers. False writes what its chat format has for that into every
+    prompt; qwen3, an empty block of thoughts. So true also for one that never thinks and has no such block, as Qwen's
+    Instruct-2507.
+    """
     shape: PolicySettings = field(default_factory=PolicySettings)
     """Of a policy that sft makes."""
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)

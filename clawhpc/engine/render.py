@@ -113,6 +113,11 @@ class ChatRenderer:
         """Tokens that end a completion; the first of them is how a message ends."""
         return tuple(self._renderer.get_stop_token_ids())
 
+    @property
+    def generation_prompt(self) -> str:
+        """What every prompt ends with."""
+        return self.decode(self._asking_ids)
+
     def render(self, conversation: Conversation, recorded: Mapping[int, RecordedReply]) -> RenderedPrompt:
         """The prompt that asks for the next reply.
 

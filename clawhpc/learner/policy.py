@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
 import uuid
 from collections.abc import Collection, Mapping
@@ -24,6 +25,8 @@ from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import END_OF_MESSAGE, END_OF_TEXT
 from clawhpc.records import PolicyVersion, Probe
 from clawhpc.store import publish_policy, weights_digest
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -143,8 +146,18 @@ def _save_weights(model: PreTrainedModel, folder: Path) -> None:
 
 
 def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVersion:
-    """What `policy.json` says of a Hugging Face model that has none. UserError for one that cannot learn on trees."""
-    ChatRenderer(folder, renderer=renderer, thinking=thinking)  # a wrong name is told before the model is loaded
+    """What `policy.json` says of a Hugging Face model that has none. UserError for one that cannot learn on trees.
+
+    A warning where the model has learned to answer prompts that end otherwise than ours.
+    """
+    ours = ChatRenderer(folder, renderer=renderer, thinking=thinking).generation_prompt  # tells a wrong name first
+    theirs = template_prompt(folder, thinking=thinking)
+    if theirs is not None and theirs != ours:
+        log.warning(
+            "%s: its own chat template ends a prompt with %r, policy.renderer=%s with policy.thinking=%s ends it with %r: "
+            "try the other policy.thinking, or another policy.renderer",
+            *(folder, theirs, renderer, str(thinking).lower(), ours),
+        )
     model, num_token_ids = load_policy(folder), count_token_ids(folder)
     with boundary(UserError, f"{folder}: {type(model).__name__} ({model.config.model_type}) cannot train on trees"):
         probe = make_probe(model, num_token_ids)
@@ -157,6 +170,26 @@ def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVers
         thinking=thinking,
         probe=probe,
     )
+
+
+def template_prompt(folder: Path, *, thinking: bool) -> str | None:
+    """What the model's own chat template ends a prompt with; None where it has none, or one that fails."""
+    message = [{"role": "user", "content": "."}]
+    try:
+        with boundary(UserError, f"{folder}: its chat template"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            if tokenizer.chat_template is None:
+                return None
+            told, asked = (
+                tokenizer.apply_chat_template(
+                    message, tokenize=False, add_generation_prompt=asking, enable_thinking=thinking
+                )
+                for asking in (False, True)
+            )
+    except UserError as error:
+        log.info("no prompt to compare ours with: %s", error)
+        return None
+    return asked.removeprefix(told) if asked.startswith(told) else None
 
 
 def sweep_parts(policies: Path) -> None:

@@ -19,6 +19,7 @@ from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import PolicySource
 from clawhpc.campaign.loop import Campaign
 from clawhpc.config import CONF_DIR, RunConfig, typed
+from clawhpc.engine.render import ChatRenderer
 from clawhpc.errors import UserError
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
@@ -45,6 +46,7 @@ from tests.contract.recipes import (
     with_plans,
 )
 from tests.contract.test_conf import compose_config, overrides_in
+from tests.fakes.chat_tokenizer import write_tokenizer
 from tests.fakes.launch import launch
 from tests.fakes.records import make_record, make_task
 from tests.fakes.sbatch import fake_sbatch, read_script
@@ -255,6 +257,22 @@ def test_each_harness_of_a_recipe_is_started_with_its_whole_prompt(harness: str,
         plan = launch(make_harness(name, settings, tmp_path))
         assert "--bare" not in plan.argv
         assert getattr(settings, "compact", False), "a window that is full is the harness's affair"
+
+
+@pytest.mark.parametrize(
+    ("model", "asking"),
+    [
+        ("qwen3_30b_a3b", "<|im_start|>assistant\n"),
+        ("qwen3_4b", "<|im_start|>assistant\n"),
+        ("qwen3_0_6b", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+    ],
+)
+def test_a_recipes_model_is_asked_as_its_own_chat_template_asks(model: str, asking: str, tmp_path: Path) -> None:
+    """The Instruct releases do not think, and their template has no block that says so."""
+    policy = compose_recipe(replace(SMALLEST, model=model)).policy
+    assert policy.renderer is not None
+    write_tokenizer(tmp_path)
+    assert ChatRenderer(tmp_path, renderer=policy.renderer, thinking=policy.thinking).generation_prompt == asking
 
 
 @pytest.fixture(scope="module")

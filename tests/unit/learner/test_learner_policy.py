@@ -267,6 +267,36 @@ def test_a_model_from_elsewhere_is_described_as_our_own_are(tokenizer_folder: Pa
     assert describe_model(model, renderer="qwen3", thinking=False) == replace(own, path=str(model))
 
 
+HEAD = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+NEVER_THINKS = HEAD + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+MAY_THINK = NEVER_THINKS.removesuffix("{% endif %}") + (
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "warned"),
+    [
+        (NEVER_THINKS, True, False),
+        (NEVER_THINKS, False, True),
+        (MAY_THINK, True, False),
+        (MAY_THINK, False, False),
+        ("{{ raise_exception('no') }}", True, False),
+        ("{{ nothing", True, False),
+        (None, False, False),
+    ],
+)
+def test_a_prompt_that_ends_otherwise_than_the_models_own_is_told(
+    template: str | None, thinking: bool, warned: bool, tokenizer_folder: Path, tmp_path: Path, caplog: Any
+) -> None:
+    create_policy(tmp_path / "own", tokenizer_folder, SMALL, seed=0)
+    model = as_from_elsewhere(tmp_path / "model", tmp_path / "own")
+    if template is not None:
+        (model / "chat_template.jinja").write_text(template)
+    describe_model(model, renderer="qwen3", thinking=thinking)
+    assert ("try the other policy.thinking" in caplog.text) == warned, caplog.text
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
