@@ -154,7 +154,7 @@ def describe_model(folder: Path, *, renderer: str, thinking: bool) -> PolicyVers
     theirs = template_prompt(folder, thinking=thinking)
     if theirs is not None and theirs != ours:
         log.warning(
-            "%s: its own chat template ends a prompt with %r, policy.renderer=%s with policy.thinking=%s ends it with %r: "
+            "%s: its own chat template ends a prompt with %r; policy.renderer=%s, policy.thinking=%s ends it with %r: "
             "try the other policy.thinking, or another policy.renderer",
             *(folder, theirs, renderer, str(thinking).lower(), ours),
         )
@@ -177,18 +177,19 @@ def template_prompt(folder: Path, *, thinking: bool) -> str | None:
     message = [{"role": "user", "content": "."}]
     try:
         with boundary(UserError, f"{folder}: its chat template"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             if tokenizer.chat_template is None:
                 return None
-            told, asked = (
+            texts: list[str] = [
                 tokenizer.apply_chat_template(
                     message, tokenize=False, add_generation_prompt=asking, enable_thinking=thinking
                 )
                 for asking in (False, True)
-            )
+            ]
     except UserError as error:
         log.info("no prompt to compare ours with: %s", error)
         return None
+    told, asked = texts
     return asked.removeprefix(told) if asked.startswith(told) else None
 
 
