@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +19,11 @@ def open_run(folder: Path, config: bytes, *, wait_s: float = 0.0, reopen: bool =
     """The unfinished run in `folder` with this very configuration, or a new one; nobody else has it within the block.
 
     So the same command goes on after a kill, and begins afresh after a run that has finished, unless it may `reopen`
-    one. UserError when another process is still at work on it after `wait_s`, or where its file system cannot tell.
+    one; of two same commands that begin at once, one begins it. UserError when another process is still at work on it
+    after `wait_s`, or where its file system cannot tell.
     """
-    paths = find_run(folder, config, finished_too=reopen) or new_run(folder, config)
+    newest = max(run_numbers(folder), default=0)  # before the look for our own: what comes after it meets `new_run`
+    paths = find_run(folder, config, finished_too=reopen) or new_run(folder, config, newest + 1, reopen)
     with alone(paths.lock, paths.root, wait_s=wait_s):
         yield paths
 
@@ -27,25 +32,44 @@ def find_run(folder: Path, config: bytes, *, finished_too: bool = False) -> RunP
     """The unfinished run with this configuration; the newest, if there are several."""
     for number in sorted(run_numbers(folder), reverse=True):
         paths = RunPaths(folder / f"{number:03d}")
-        is_over = paths.finished.exists() and not finished_too
-        if not is_over and paths.config.exists() and paths.config.read_bytes() == config:
+        if goes_on(paths, config, finished_too):
             return paths
     return None
 
 
-def new_run(folder: Path, config: bytes) -> RunPaths:
-    """A run under the next free number, which is its own also when two begin at once."""
-    folder.mkdir(parents=True, exist_ok=True)
-    number = max(run_numbers(folder), default=0)
-    while True:
-        number += 1
-        try:
-            (folder / f"{number:03d}").mkdir()
-        except FileExistsError:
-            continue
-        paths = RunPaths(folder / f"{number:03d}")
-        write_atomic(paths.config, config)
-        return paths
+def goes_on(paths: RunPaths, config: bytes, finished_too: bool) -> bool:
+    """A command with this configuration goes on with this run."""
+    is_over = paths.finished.exists() and not finished_too
+    return not is_over and paths.config.exists() and paths.config.read_bytes() == config
+
+
+def new_run(folder: Path, config: bytes, number: int, finished_too: bool) -> RunPaths:
+    """A run under the first number from `number` on that is free, or the run of who has just begun the very same.
+
+    A folder has its number and its configuration at once, so that of two that begin together the later one knows whose
+    run it meets.
+    """
+    part = folder / f".{uuid.uuid4().hex}.part"
+    try:
+        write_atomic(RunPaths(part).config, config)
+        while True:
+            paths = RunPaths(folder / f"{number:03d}")
+            if take_name(part, paths.root) or goes_on(paths, config, finished_too):
+                return paths
+            number += 1
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def take_name(part: Path, name: Path) -> bool:
+    """The folder `part` is called `name` from now on; False where another one is."""
+    try:
+        part.rename(name)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
 
 
 def run_numbers(folder: Path) -> list[int]:

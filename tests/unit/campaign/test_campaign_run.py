@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clawhpc.campaign.run import open_run
+from clawhpc.campaign.run import find_run, open_run
 from clawhpc.config import former_turn_s
 from clawhpc.errors import UserError
+from clawhpc.paths import RunPaths
+from tests.fakes.disk import largest_file
 
 
 def test_the_same_configuration_goes_on_with_its_unfinished_run(tmp_path: Path) -> None:
@@ -55,6 +60,56 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"in use by process {owner.pid}"), open_run(tmp_path, b"a: 1"):
             pass
         owner.communicate("", timeout=30)
+    with open_run(tmp_path, b"a: 1") as paths:
+        assert paths.root.name == "001"
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[AbstractContextManager[RunPaths]], None]]:
+    """Enters a block, for as long as the test, when somebody has looked for a run and found none."""
+    with ExitStack() as rivals:
+
+        def begin(rival: AbstractContextManager[RunPaths]) -> None:
+            def look(*asked: Any, **how: Any) -> RunPaths | None:
+                monkeypatch.setattr("clawhpc.campaign.run.find_run", find_run)
+                found = find_run(*asked, **how)
+                rivals.enter_context(rival)
+                return found
+
+            monkeypatch.setattr("clawhpc.campaign.run.find_run", look)
+
+        yield begin
+
+
+def test_of_two_same_commands_that_begin_at_once_the_second_is_refused(
+    tmp_path: Path, between: Callable[[AbstractContextManager[RunPaths]], None]
+) -> None:
+    between(open_run(tmp_path, b"a: 1"))
+    with pytest.raises(UserError, match=r"001 is in use by"), open_run(tmp_path, b"a: 1"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["001"]
+
+
+def test_of_two_other_commands_that_begin_at_once_each_has_its_run(
+    tmp_path: Path, between: Callable[[AbstractContextManager[RunPaths]], None]
+) -> None:
+    between(open_run(tmp_path, b"a: 2"))
+    with open_run(tmp_path, b"a: 1") as paths:
+        assert paths.root.name == "002"
+    assert {path.name: (path / "config.yaml").read_bytes() for path in tmp_path.iterdir()} == {
+        "001": b"a: 2",
+        "002": b"a: 1",
+    }
+
+
+def test_a_run_is_there_with_its_configuration_or_not_at_all(tmp_path: Path) -> None:
+    with (
+        largest_file(0),
+        pytest.raises(OSError, match=r"File too large: '.*config\.yaml'"),
+        open_run(tmp_path, b"a: 1"),
+    ):
+        pass
+    assert [*tmp_path.iterdir()] == []
     with open_run(tmp_path, b"a: 1") as paths:
         assert paths.root.name == "001"
 
