@@ -50,7 +50,7 @@ from clawhpc.harness.whitebox import WhiteboxSettings
 from clawhpc.keys import check_keys, make_absolute
 from clawhpc.launch.pool import WorkerPool
 from clawhpc.launch.settings import LaunchSettings
-from clawhpc.launch.turn import this_job
+from clawhpc.launch.turn import this_job, this_turn
 from clawhpc.learner.settings import ColdStartSettings, LearnerSettings, SftSettings
 from clawhpc.ledger import Ledger, default_root
 from clawhpc.records import Limits, TaskSpec
@@ -213,7 +213,7 @@ def open_campaign(config: RunConfig, tasks: TaskSets, folder: Path) -> Iterator[
     check_tasks(config, (*tasks.train, *tasks.heldout))
     tasks = dataclasses.replace(tasks, heldout=choose_heldout(tasks, config.campaign.eval_tasks))
     with (
-        open_run(folder, msgspec.yaml.encode(config), wait_s=former_turn_s()) as paths,
+        open_run(folder, msgspec.yaml.encode(config), wait_s=former_turn_s(), turn=this_turn()) as paths,
         Ledger.open(config.scratch_root(), job=this_job()) as ledger,
         WorkerPool(config.launch, config.worker_spec(paths.root), ledger) as pool,
     ):

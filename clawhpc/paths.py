@@ -26,6 +26,11 @@ class RunPaths:
         return self.root / "campaign.lock"
 
     @property
+    def turn(self) -> Path:
+        """Of a Slurm job: the last one in which a command has had this run."""
+        return self.root / "turn.json"
+
+    @property
     def plans(self) -> Path:
         """One file per planned step and phase, written by the campaign, read by workers."""
         return self.root / "plans"

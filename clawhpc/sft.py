@@ -17,12 +17,12 @@ import msgspec
 from clawhpc.campaign.collect import Collector
 from clawhpc.campaign.install import install_policy
 from clawhpc.campaign.loop import cpu_by_part, make_plan
-from clawhpc.campaign.run import find_run, open_run
+from clawhpc.campaign.run import find_run, finished_before, open_run
 from clawhpc.config import RunConfig, entry_point, former_turn_s
 from clawhpc.errors import UserError
 from clawhpc.job import as_campaign
 from clawhpc.launch.pool import WorkerPool
-from clawhpc.launch.turn import this_job
+from clawhpc.launch.turn import this_job, this_turn
 from clawhpc.ledger import Ledger
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, TaskSpec
@@ -127,12 +127,14 @@ def sft_recorded(config: RunConfig) -> None:
     Rollouts on the tasks that are held out for evaluation are left out. UserError where a run has no rollouts, or none
     that is good enough.
     """
+    folder, content = Path(config.run.root) / "sft" / config.run.name, msgspec.yaml.encode(config)
+    if finished_before(folder, content, this_turn()):
+        return
     source, runs = config.policy_source(), [recorded_run(Path(run)) for run in config.sft.runs]
     heldout = {
         (task.task_id, task.instruction) for task in load_task_sets(config.tasks, Path(config.cache_dir)).heldout
     }
-    content = msgspec.yaml.encode(config)
-    with open_run(Path(config.run.root) / "sft" / config.run.name, content, wait_s=former_turn_s()) as paths:
+    with open_run(folder, content, wait_s=former_turn_s(), turn=this_turn()) as paths:
         install_policy(paths, source)
         result = imitate_runs(config, paths, runs, heldout)
         write_atomic(paths.finished, msgspec.json.format(msgspec.json.encode(result)))

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from clawhpc.errors import LaunchError
@@ -16,6 +17,22 @@ from clawhpc.launch.states import JobStatus, look_up
 from clawhpc.ledger import default_root, end_job
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Which turn of which job."""
+
+    job_id: str
+    """Of an element of an array, its own."""
+    number: int
+    """How often the job was put back into the queue before."""
+
+
+def this_turn() -> Turn | None:
+    """That in which this process is; None outside of Slurm."""
+    job_id = os.environ.get("SLURM_JOB_ID")
+    return Turn(job_id=job_id, number=int(os.environ.get("SLURM_RESTART_COUNT", "0"))) if job_id else None
 
 
 def this_job() -> str:

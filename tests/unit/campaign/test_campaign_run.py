@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from clawhpc.campaign.run import find_run, open_run
+from clawhpc.campaign.run import find_run, finished_before, open_run
 from clawhpc.config import former_turn_s
 from clawhpc.errors import UserError
+from clawhpc.launch.turn import Turn
 from clawhpc.paths import RunPaths
 from tests.fakes.disk import largest_file
 
@@ -127,3 +128,30 @@ def test_the_next_turn_of_a_job_waits_for_the_process_of_its_former_one(
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         with open_run(tmp_path, b"a: 1", wait_s=former_turn_s()) as paths:
             assert paths.root.name == "001"
+
+
+def begin_in(folder: Path, turn: Turn | None, *, finish: bool = True) -> str:
+    """The number of the run that a command in this turn of a job opens; empty where it has nothing to do."""
+    if finished_before(folder, b"a: 1", turn):
+        return ""
+    with open_run(folder, b"a: 1", turn=turn) as paths:
+        if finish:
+            paths.finished.touch()
+    return paths.root.name
+
+
+def test_a_job_that_is_queued_again_after_its_run_has_finished_begins_no_other(tmp_path: Path) -> None:
+    first, second = Turn(job_id="7", number=0), Turn(job_id="7", number=1)
+    assert begin_in(tmp_path, first, finish=False) == "001"
+    assert begin_in(tmp_path, second) == "001", "it goes on"
+    assert begin_in(tmp_path, Turn(job_id="7", number=2)) == ""
+    assert begin_in(tmp_path, Turn(job_id="8", number=3)) == "002", "another job, another run"
+    assert begin_in(tmp_path, None) == "003", "so it is outside of any job"
+
+
+def test_each_of_several_same_commands_in_a_job_has_its_run_however_often_the_job_is_queued_again(
+    tmp_path: Path,
+) -> None:
+    turns = [Turn(job_id="7", number=number) for number in range(2)]
+    assert [begin_in(tmp_path, turns[0]) for _ in range(2)] == ["001", "002"]
+    assert [begin_in(tmp_path, turns[1]) for _ in range(3)] == ["", "", "003"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clawhpc.launch.campaign import is_alive, newest_job
-from clawhpc.launch.turn import this_job
+from clawhpc.launch.turn import Turn, this_job, this_turn
 
 
 def test_the_newest_job_is_the_one_that_was_submitted_last_also_when_ids_have_begun_anew(tmp_path: Path) -> None:
@@ -35,19 +35,23 @@ def test_a_campaign_that_is_there_is_no_job_that_has_its_number_by_now(
 
 
 @pytest.mark.parametrize(
-    ("known", "job"),
+    ("known", "job", "turn"),
     [
-        ({}, ""),
-        ({"SLURM_JOB_ID": "7"}, ""),  # the shell that salloc opens on a login node
-        ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}, "7.n1.0"),
-        ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1.site", "SLURM_RESTART_COUNT": "2"}, "7.n1.site.2"),
+        ({}, "", None),
+        ({"SLURM_JOB_ID": "7"}, "", Turn(job_id="7", number=0)),  # the shell that salloc opens on a login node
+        ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}, "7.n1.0", Turn(job_id="7", number=0)),
+        (
+            {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1.site", "SLURM_RESTART_COUNT": "2"},
+            "7.n1.site.2",
+            Turn(job_id="7", number=2),
+        ),
     ],
 )
 def test_a_process_is_in_a_turn_of_a_job_on_its_node(
-    known: dict[str, str], job: str, monkeypatch: pytest.MonkeyPatch
+    known: dict[str, str], job: str, turn: Turn | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in known.items():
         monkeypatch.setenv(name, value)
-    assert this_job() == job
+    assert (this_job(), this_turn()) == (job, turn)
