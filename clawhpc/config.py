@@ -153,6 +153,13 @@ class RunConfig:
         for key, named in by_harness.items():
             if unknown := sorted(named.keys() - ADAPTERS.keys()):
                 raise ValueError(f"{key}.{unknown[0]}: allowed are {', '.join(ADAPTERS)}")
+        if self.tasks.mix == "one" and len(self.harness.names) > 1:
+            for name in self.harness.names:
+                if (weight := self.credit.harness_weight(name)) != 1:
+                    raise ValueError(
+                        f"credit.harness_weights.{name}={weight}: does nothing with tasks.mix=one, as a step has one "
+                        "harness, and nothing for it to weigh more than; allowed are turns, each"
+                    )
 
     def policy_folder(self) -> Path:
         """`policy.folder`, or where sft puts what it makes of these settings: other settings, another policy.

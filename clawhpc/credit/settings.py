@@ -36,8 +36,8 @@ class CreditSettings:
     role_weights: dict[str, float] = field(default_factory=dict)
     """Role other than main -> weight of its loss beside that of the main paths. A role not named does not train."""
     harness_weights: dict[str, float] = field(default_factory=dict)
-    """Harness -> weight of its rollouts in the loss beside those of others; 1 where it is not named. One of 2 counts as
-    if each of its rollouts stood there twice.
+    """Harness -> weight of its rollouts in the loss beside those of others in the same step; 1 where it is not named.
+    One of 2 counts as if each of its rollouts stood there twice. Not for `tasks.mix=one`: a step has one harness.
     """
 
     def __post_init__(self) -> None:

@@ -79,9 +79,12 @@ def check_mix(
 
 def _check_turns(mix: Mix, num_groups: int, num_tasks: int) -> None:
     if mix != "turns":
+        instead = {
+            "each": "credit.harness_weights says what they weigh",
+            "one": "only with tasks.mix=turns do they differ",
+        }
         raise UserError(
-            f"tasks.turns: with tasks.mix={mix} all harnesses have as many groups as any other; "
-            "credit.harness_weights says what they weigh"
+            f"tasks.turns: with tasks.mix={mix} all harnesses have as many groups as any other; {instead[mix]}"
         )
     if num_groups > num_tasks:
         raise UserError(

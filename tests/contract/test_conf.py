@@ -127,6 +127,20 @@ def test_what_a_harness_weighs_and_how_often_it_takes_its_turn_can_be_swept() ->
     assert found == [(2, 1.0), (2, 2.0), (3, 1.0), (3, 2.0)]
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("harness=mixed", "tasks.mix=one", "credit.harness_weights={pi: 1}"),
+        ("harness=mixed", "tasks.mix=each", "credit.harness_weights={pi: 2}"),
+        ("harness=pi", "tasks.mix=one", "credit.harness_weights={pi: 2}"),
+    ],
+)
+def test_a_weight_of_a_harness_is_refused_only_where_several_would_learn_by_it_and_none_does(
+    overrides: tuple[str, ...],
+) -> None:
+    assert typed(compose_config(*overrides)).credit.harness_weights.keys() == {"pi"}
+
+
 def test_a_mapping_with_free_keys_opens_no_other() -> None:
     assert typed(compose_config("launch.slurm.sbatch.nice=100")).launch.slurm.sbatch == {"nice": 100}
     with pytest.raises(UserError, match=r"role_weights.subagnt=1.0: allowed are subagent, compaction, side"):
@@ -178,6 +192,10 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("learner.critic.backbone=none",), ("learner.critic.backbone", "own")),
         (("credit.estimator=gae",), ("credit.estimator", "tree_gae")),
         (("credit.harness_weights.emacs=2",), ("credit.harness_weights.emacs", "claude_code")),
+        (
+            ("harness=mixed", "tasks.mix=one", "credit.harness_weights={pi: 2}"),
+            ("credit.harness_weights.pi=2", "tasks.mix=one", "allowed are turns, each"),
+        ),
         (("harness=mixed", "credit.harness_weights.pi=0"), ("harness_weights.pi=0", "over 0", "`credit`")),
         (("harness=mixed", "tasks.turns={cdex: 2}"), ("tasks.turns.cdex", "claude_code", "codex")),
         (("harness=mixed", "tasks.turns.pi=0"), ("turns.pi=0", "at least 1", "`tasks`")),

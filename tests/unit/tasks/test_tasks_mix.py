@@ -144,9 +144,9 @@ def test_a_step_has_the_share_of_each_harness_that_its_turns_say() -> None:
     assert Counter(harness for _, harness in pairs) == {"claude_code": 8, "pi": 4}
 
 
-@pytest.mark.parametrize("mix", ["each", "one"])
-def test_turns_are_for_a_mix_in_which_they_are_taken(mix: Mix) -> None:
-    with pytest.raises(UserError, match=rf"tasks\.turns: with tasks\.mix={mix} .*credit\.harness_weights"):
+@pytest.mark.parametrize(("mix", "instead"), [("each", r"credit\.harness_weights"), ("one", r"tasks\.mix=turns")])
+def test_turns_are_for_a_mix_in_which_they_are_taken(mix: Mix, instead: str) -> None:
+    with pytest.raises(UserError, match=rf"tasks\.turns: with tasks\.mix={mix} .*{instead}"):
         check_mix(mix, 4, 32, 2, {"pi": 2})
     check_mix(mix, 4, 32, 2, {"pi": 1})
 
