@@ -282,7 +282,8 @@ def collect(config: RunConfig, paths: RunPaths, open_pool: OpenPool, pairings: S
     withdraw_plans(paths, "eval")
     for pairing in pairings:
         restore(paths, pairing)
-    with open_pool(config.launch, config.worker_spec(paths.root)) as pool:
+    theirs = frozenset(pairing.plan.policy_step for pairing in pairings)
+    with open_pool(config.launch, replace(config.worker_spec(paths.root), policy_steps=theirs)) as pool:
         collector = Collector(paths, pool, config.campaign.stall_min)
         for pairing in pairings:
             collector.begin(pairing.plan)

@@ -171,7 +171,7 @@ class Worker:
             worked = False
             for plan in await to_thread.run_sync(open_plans, self._paths, self._done):
                 began = EngineTime(wall_s=anyio.current_time(), cpu_s=self._desk.engine_cpu_s)
-                if await self._collect(plan):
+                if self._spec.takes(plan) and await self._collect(plan):
                     worked = True
                     await self._note_usage(plan, began)
             if worked:

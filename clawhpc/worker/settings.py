@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from clawhpc.errors import at_least
 from clawhpc.harness.base import HarnessSettings
 from clawhpc.proxy.settings import EndpointSettings
-from clawhpc.records import Limits
+from clawhpc.records import Limits, StepPlan
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.verify.settings import VerifySettings
@@ -66,3 +67,11 @@ class WorkerSpec:
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     """Where one is set, it answers in the engine's place, which is not started."""
     verify: VerifySettings = field(default_factory=VerifySettings)
+    policy_steps: Set[int] | None = None
+    """It takes plans for these PolicyVersions only; None: for any. In an evaluation the plans of a run have several
+    answerers, and a worker whose campaign was killed may see, for as long as a lease, those of the next one.
+    """
+
+    def takes(self, plan: StepPlan) -> bool:
+        """The plan is for its workers to collect."""
+        return self.policy_steps is None or plan.policy_step in self.policy_steps

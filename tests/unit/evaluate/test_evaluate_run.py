@@ -248,6 +248,15 @@ def test_an_endpoint_of_which_something_is_missing_is_not_asked_of_an_engine(con
     assert {policy_step for _, policy_step in workers.done} == {3}
 
 
+def test_workers_know_whose_plans_are_theirs_and_leave_those_of_others_alone_though_they_outlive_their_evaluation(
+    config: RunConfig,
+) -> None:
+    workers = Workers()
+    others = {name: PolicyChoice(endpoint=replace(ENDPOINT, model=name)) for name in ("big", "small")}
+    evaluate(with_policies(config, **others), workers.open)
+    assert [spec.policy_steps for spec in workers.specs] == [{0, 1}, {2}, {3}]
+
+
 def test_a_set_that_has_changed_is_refused_where_another_policy_met_the_old_one(
     config: RunConfig, tmp_path: Path
 ) -> None:
