@@ -5,8 +5,8 @@ and no way to the proxy; the task's own folder is read-only, and stands where th
 there; links that could lead there are gone, for they would pass the expected answer off as the harness's; what the
 harness locked is opened, and what has no end is gone, for a script that cannot read an answer has no reward to give,
 where 0 is due; the script starts in that folder, not in the workspace, where a planted `json.py` would be the one that
-`python3 -c 'import json'` takes (or, where its format has it start there, with a Python that looks in the task's folder
-instead); and pytest and git take no orders from files of the workspace, though they look for some.
+`python3 -c 'import json'` takes (or, where its format has it start there, with Pythons that look there last: guard.py);
+and pytest and git take no orders from files of the workspace, though they look for some.
 
 A script may run programs of the workspace. They share its user, so they can kill it, which is no reward; and where the
 kernel lets a process trace others of its user (kernel.yama.ptrace_scope=0), they can make it print what they like.
@@ -28,11 +28,14 @@ from anyio import to_thread
 from clawhpc.errors import VerifierError, boundary
 from clawhpc.records import ScriptCheck, TaskSpec, Verdict
 from clawhpc.sandbox.base import Mount, Sandbox, SandboxCommand
+from clawhpc.verify import guard
 from clawhpc.verify.reward import read_reward, read_reward_files
 from clawhpc.verify.workspace import make_safe
 
 PYTEST_SETTINGS = "pytest.ini"
 """Of the task's own tests; must stand in its folder."""
+GUARD_FOLDER = "/run/clawhpc/guard"
+"""In the verifier's sandbox, on PYTHONPATH; guard.py is all that lies there."""
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_COUNT": "2",
     **{"GIT_CONFIG_KEY_0": "core.fsmonitor", "GIT_CONFIG_VALUE_0": "false"},
@@ -70,6 +73,8 @@ def reward_command(task: TaskSpec, workspace: Path, rewards: Path, sandbox_id: s
         Mount(source=workspace, target=mount, writable=True),
         Mount(source=Path(check.folder), target=check.mount),
     ]
+    if check.cwd is not None:
+        mounts.append(Mount(source=Path(guard.__file__), target=f"{GUARD_FOLDER}/{guard.NAME}.py"))
     if check.reward_folder is not None:
         mounts.append(Mount(source=rewards, target=check.reward_folder, writable=True))
     return SandboxCommand(
@@ -86,8 +91,8 @@ def script_environment(task: TaskSpec) -> dict[str, str]:
     check = script_check(task)
     wanted = {"LC_ALL": "C.UTF-8"} | task.env | check.env
     if check.cwd is not None:  # Python would take the modules of the folder that it starts in
-        modules = filter(None, (check.mount, wanted.get("PYTHONPATH")))
-        wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join(modules)}
+        modules = filter(None, (GUARD_FOLDER, wanted.get("PYTHONPATH")))
+        wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join(modules), guard.TESTS_VARIABLE: check.mount}
     return wanted | {"PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT}
 
 

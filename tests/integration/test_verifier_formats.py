@@ -72,6 +72,48 @@ async def test_modules_of_the_workspace_are_not_those_of_the_test_though_it_star
     assert (await bench.verdict(json__py=planted, helper__py=planted, os__py=planted)).reward == 0.0
 
 
+RUN_PY = """\
+import subprocess, sys
+ways = (["main.py"], ["/app/main.py"], ["-m", "adder"], ["-c", "from tools import add; print(add(1, 2))"])
+runs = [subprocess.run([sys.executable, *way], stdout=subprocess.PIPE, text=True) for way in ways]
+open("/logs/verifier/reward.txt", "w").write(str(float(all(run.stdout == "3\\n" for run in runs))))
+"""
+"""Runs what the task was to write, as published tests do."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python3 /tests/run.py\n",
+        "python3 main.py && python3 -m adder && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+        "cd src && python3 ../main.py && ../main.py && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+    ],
+    ids=["a Python", "the shell", "the shell elsewhere"],
+)
+async def test_a_program_of_the_workspace_that_a_test_runs_finds_its_own_modules(bench: Bench, script: str) -> None:
+    root = lay_harbor(bench.set, script=script)
+    write_files(root / "tests", {"run.py": RUN_PY, "tools.py": "raise SystemExit('this is that of the tests')\n"})
+    program = "#!/usr/bin/env python3\nfrom tools import add\nprint(add(1, 2))\n"
+    files = {"main.py": program, "tools.py": "def add(a, b):\n    return a + b\n", "adder/__main__.py": program}
+    write_files(bench.workspace, files | {"src/nothing": ""})
+    (bench.workspace / "main.py").chmod(0o755)
+    assert (await bench.verdict()).reward == 1.0
+    (bench.workspace / "tools.py").unlink()
+    assert (await bench.verdict()).reward == 0.0
+
+
+async def test_a_grade_that_runs_a_program_of_the_workspace_lets_it_find_its_own_modules(bench: Bench) -> None:
+    grade = """\
+def grade(transcript, workspace_path):
+    import subprocess, sys
+    run = subprocess.run([sys.executable, f"{workspace_path}/main.py"], stdout=subprocess.PIPE, text=True)
+    return {"right": run.stdout == "3\\n"}
+"""
+    lay_pinchbench(bench.set, grading_type="automated", grade=grade)
+    assert (await bench.verdict(main__py="from tools import three; print(three)\n")).reward == 0.0
+    assert (await bench.verdict(tools__py="three = 3\n")).reward == 1.0
+
+
 async def test_a_link_to_the_answer_is_gone_and_the_tests_cannot_be_changed(bench: Bench) -> None:
     lay_summed(
         bench.set,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import anyio
 import pytest
 
 from clawhpc.ledger import Ledger, remove_tree
-from clawhpc.records import WORKSPACE_MOUNT, TaskSpec
+from clawhpc.records import WORKSPACE_MOUNT, ScriptCheck, TaskSpec, Verifier
 from clawhpc.sandbox.base import Mount, Sandbox
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.verify.script import verify_workspace
@@ -70,6 +71,15 @@ GIT_SCRIPT = f"""\
 for command in status log 'checkout -q -f HEAD'; do git -C {WORKSPACE_MOUNT} $command >&2; done
 {SCRIPT}"""
 PYTEST_SCRIPT = f"PYTHONPATH={REWARD}/packages python3 -m pytest -q . >&2; echo $((1 - $?))"
+TESTS, REWARDS = "/tests", "/logs/verifier"
+"""Where the formats have them whose scripts start in the workspace."""
+STARTED_THERE_SCRIPT = f"""\
+python3 -c 'import copy, json, pickle, subprocess'
+python3 -m json.tool <<< 1
+python3 <<< 'import json'
+PYTHONPATH=$PYTHONPATH:{TESTS}/packages python3 -m pytest -q {TESTS}/test_answer.py >&2
+echo $((1 - $?)) > {REWARDS}/reward.txt
+"""
 PYTEST_CHECK = f"""\
 def test_answer(expected):
     assert open("{WORKSPACE_MOUNT}/answer.txt").read() == expected
@@ -90,6 +100,8 @@ TRICKS = {
             cp $folder/expected answer.txt
         done""",
     "a module of the standard library": r"cat /evil/evil.py | tee json.py os.py io.py > encodings.py",
+    "modules that Python looks for and has not": r"""
+        mkdir -p org/python; cat /evil/evil.py | tee org/python/core.py _winapi.py msvcrt.py winreg.py > nt.py""",
     "a module of the verifier's": r"mkdir reward; cat /evil/evil.py | tee helper.py reward/helper.py > reward/check.py",
     "the verifier's own files": r"mkdir reward; echo 42 > reward/expected; cp /evil/evil.sh reward/reward.sh",
     "compiled modules": r"""
@@ -182,13 +194,20 @@ PYTEST_TRICKS = {
         mkdir _pytest evil.dist-info; cat /evil/evil.py | tee test_answer.py pytest.py evil.py > _pytest/__init__.py
         printf '[pytest11]\nevil = evil\n' > evil.dist-info/entry_points.txt""",
 }
+STARTED_THERE_TRICKS = PYTEST_TRICKS | {
+    name: TRICKS[name]
+    for name in (
+        *("a module of the standard library", "modules that Python looks for and has not"),
+        *("sitecustomize, usercustomize and a .pth", "programs in the workspace and in HOME", "dotfiles"),
+    )
+}
 KINDS = ["bubblewrap", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
 ALWAYS = {
     *("nothing", "a module of the standard library", "sitecustomize, usercustomize and a .pth", "a reward"),
     *("programs in the workspace and in HOME", "dotfiles", "a link in the place of the verifier"),
     *("a link to the verifier", "a link through a process", "links out", "a pipe for an answer", "processes that stay"),
     *GIT_TRICKS,
-    *("conftest.py", "settings of pytest"),
+    *("conftest.py", "settings of pytest", "modules that Python looks for and has not"),
 }
 """The rest takes a minute, and is played all at once as well."""
 LONG = {"very many files", "folders of any depth"}
@@ -235,6 +254,16 @@ def lay_pytest(folder: Path) -> TaskSpec:
     return lay_reward(folder, PYTEST_SCRIPT, **{"test_answer.py": PYTEST_CHECK, "conftest.py": PYTEST_FIXTURES})
 
 
+def lay_started_there(folder: Path) -> TaskSpec:
+    """As `lay_pytest`, in a format whose scripts start in the workspace, and lie elsewhere."""
+    task = lay_pytest(folder)
+    for path in (folder / "test_answer.py", folder / "conftest.py"):
+        path.write_text(path.read_text().replace(REWARD, TESTS))
+    (folder / "reward.sh").write_text(STARTED_THERE_SCRIPT)
+    check = ScriptCheck(folder=str(folder), mount=TESTS, reward_folder=REWARDS, cwd=WORKSPACE_MOUNT)
+    return replace(task, verifier=Verifier(script=check))
+
+
 async def play(trick: str, place: Path, task: TaskSpec, sandbox: Sandbox) -> float:
     """The reward of a policy that does `trick`."""
     mounts = (
@@ -266,10 +295,17 @@ async def test_nor_where_the_verifier_is_a_pytest(trick: str, place: Path, share
     assert not (place / "workspace/ran").exists()
 
 
+@pytest.mark.parametrize("trick", each(STARTED_THERE_TRICKS))
+async def test_nor_where_the_verifier_starts_in_the_workspace(trick: str, place: Path, shared_sandbox: Sandbox) -> None:
+    assert await play(STARTED_THERE_TRICKS[trick], place, lay_started_there(place / "reward"), shared_sandbox) == 0.0
+    assert not (place / "workspace/ran").exists()
+
+
 HONEST = "echo 42 > answer.txt"
+HONESTLY = {"script": partial(lay_reward, script=SCRIPT), "pytest": lay_pytest, "started there": lay_started_there}
 
 
-@pytest.mark.parametrize("lay", [partial(lay_reward, script=SCRIPT), lay_pytest], ids=["script", "pytest"])
+@pytest.mark.parametrize("lay", HONESTLY.values(), ids=HONESTLY)
 async def test_a_right_answer_has_its_reward(lay: object, place: Path, shared_sandbox: Sandbox) -> None:
     assert await play(HONEST, place, lay(place / "reward"), shared_sandbox) == 1.0  # type: ignore[operator]
 

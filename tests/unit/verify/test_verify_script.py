@@ -103,11 +103,12 @@ async def test_a_check_of_its_own_places_starts_where_it_says_and_writes_its_rew
     assert {mount.target: mount.writable for mount in sandbox.command.mounts} == {
         "/app": True,
         "/tests": False,
+        "/run/clawhpc/guard/sitecustomize.py": False,
         "/logs/verifier": True,
     }
     assert sandbox.command.env["MODE"] == "fast"
     assert sandbox.command.env["PYTHONSAFEPATH"] == "1"
-    assert sandbox.command.env["PYTHONPATH"] == "/tests:/app/src"
+    assert sandbox.command.env["PYTHONPATH"] == "/run/clawhpc/guard:/app/src"
     assert "planted" not in sandbox.command.env["PYTEST_ADDOPTS"]
     assert "--rootdir=/tests" in sandbox.command.env["PYTEST_ADDOPTS"]
 
