@@ -62,9 +62,21 @@ class ScriptedSandbox:
 
 
 def result(
-    *, exit_code: int = 0, stdout: str = "", stderr: str = "", timed_out: bool = False, wall_s: float = 0.1
+    *,
+    exit_code: int = 0,
+    stdout: str = "",
+    stderr: str = "",
+    timed_out: bool = False,
+    wall_s: float = 0.1,
+    exceeded: str = "",
 ) -> ExecResult:
     """How a command ended."""
     return ExecResult(
-        exit_code=exit_code, stdout_tail=stdout, stderr_tail=stderr, wall_s=wall_s, cpu_s=0.0, timed_out=timed_out
+        exit_code=exit_code,
+        stdout_tail=stdout,
+        stderr_tail=stderr,
+        wall_s=wall_s,
+        cpu_s=0.0,
+        timed_out=timed_out,
+        exceeded=exceeded,
     )
