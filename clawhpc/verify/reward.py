@@ -42,52 +42,62 @@ def read_reward(script: str, task_id: str, result: ExecResult) -> float:
 
 
 def read_reward_files(folder: Path, script: str, task_id: str, result: ExecResult) -> Verdict:
-    """What `script` wrote to reward.json or reward.txt in `folder`, by the rule of Harbor, whatever its exit code.
+    """What `script` wrote to reward.json or reward.txt in `folder`, whatever its exit code.
 
-    reward.json is an object; its numbers are the breakdown, and its `reward` the reward. Where it has none, the number
-    in reward.txt is, else the only number that there is. Raises `VerifierError` where there is no number in [0, 1].
+    reward.json is an object; its numbers are the breakdown, and its `reward`, or else the only number that it has, is
+    the reward. So is the number in reward.txt. Where both files have one, the smaller counts: a script writes one of
+    them, and the other may be by a program of the workspace that it ran. Raises `VerifierError` where there is no
+    number in [0, 1].
     """
     fault = _cut_off(result)
     try:
         if fault:
             raise ValueError(fault)
-        numbers = _numbers(folder)
-        reward = _the_reward(numbers)
+        numbers, text = _numbers(folder), _number(folder)
+        reward = _the_reward(numbers, text)
     except (OSError, ValueError, msgspec.DecodeError) as error:
         raise _failure(script, task_id, result, f"{error}, exit code {result.exit_code}") from error
-    return Verdict(reward=reward, breakdown={name: value for name, value in numbers.items() if name != REWARD_KEY})
+    parts = {name: value for name, value in (numbers or {}).items() if name != REWARD_KEY}
+    return Verdict(reward=reward, breakdown=parts)
 
 
-def _numbers(folder: Path) -> dict[str, float]:
-    """By their names; the one in reward.txt is `reward`."""
-    text, data = _read(folder / REWARD_TEXT), _read(folder / REWARD_JSON)
-    if text is None and data is None:
-        raise ValueError(f"wrote neither {REWARD_JSON} nor {REWARD_TEXT}")
-    numbers: dict[str, float] = {}
-    if data is not None:
-        found = msgspec.json.decode(data)
-        if not isinstance(found, dict):
-            raise ValueError(f"{REWARD_JSON} is not an object")
-        numbers = {name: float(value) for name, value in found.items() if type(value) in (int, float)}
-    if REWARD_KEY not in numbers and text is not None:
-        word = text.decode(errors="replace").strip()
-        if not NUMBER.fullmatch(word):
-            raise ValueError(f"{REWARD_TEXT} holds {word[:TAIL_CHARS]!r}, not a number")
-        numbers[REWARD_KEY] = float(word)
+def _numbers(folder: Path) -> dict[str, float] | None:
+    """Those in reward.json, by their names; None where there is no such file."""
+    data = _read(folder / REWARD_JSON)
+    if data is None:
+        return None
+    found = msgspec.json.decode(data)
+    if not isinstance(found, dict):
+        raise ValueError(f"{REWARD_JSON} is not an object")
+    numbers = {name: float(value) for name, value in found.items() if type(value) in (int, float)}
+    if bad := [name for name, value in numbers.items() if not math.isfinite(value)]:
+        raise ValueError(f"{bad[0]} is no finite number")
     return numbers
 
 
-def _the_reward(numbers: dict[str, float]) -> float:
+def _number(folder: Path) -> float | None:
+    """The one in reward.txt; None where there is no such file."""
+    text = _read(folder / REWARD_TEXT)
+    if text is None:
+        return None
+    word = text.decode(errors="replace").strip()
+    if not NUMBER.fullmatch(word):
+        raise ValueError(f"{REWARD_TEXT} holds {word[:TAIL_CHARS]!r}, not a number")
+    return float(word)
+
+
+def _the_reward(numbers: dict[str, float] | None, text: float | None) -> float:
+    if numbers is None and text is None:
+        raise ValueError(f"wrote neither {REWARD_JSON} nor {REWARD_TEXT}")
+    numbers = numbers or {}
     only = next(iter(numbers.values())) if len(numbers) == 1 else None
-    reward = numbers.get(REWARD_KEY, only)
-    if reward is None:
+    rewards = [reward for reward in (numbers.get(REWARD_KEY, only), text) if reward is not None]
+    if not rewards:
         named = f"names {len(numbers)} numbers and none of them {REWARD_KEY}" if numbers else "has no number"
         raise ValueError(f"{REWARD_JSON} {named}")
-    if not 0.0 <= reward <= 1.0:
-        raise ValueError(f"the reward {reward} is not in [0, 1]")
-    if bad := [name for name, value in numbers.items() if not math.isfinite(value)]:
-        raise ValueError(f"{bad[0]} is no finite number")
-    return reward
+    if bad := [reward for reward in rewards if not 0.0 <= reward <= 1.0]:
+        raise ValueError(f"the reward {bad[0]} is not in [0, 1]")
+    return min(rewards)
 
 
 def _read(path: Path) -> bytes | None:

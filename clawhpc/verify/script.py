@@ -11,9 +11,10 @@ and pytest and git take no orders from files of the workspace, though they look 
 A script may run programs of the workspace. They share its user, so they can kill it, which is no reward; and where the
 kernel lets a process trace others of its user (kernel.yama.ptrace_scope=0), they can make it print what they like.
 What they cannot: open its standard output through /proc, or have the last word by outliving it (sandbox/init.py). A
-script that judges such programs should not let them inherit its standard output, nor trust files that they may write:
-a reward file is one, so it should be written last. It should not change into the workspace either, nor ask a git that
-runs filters (`git add`, `git diff`): that is to run programs of the workspace.
+script that judges such programs should not let them inherit its standard output, nor trust files that they may write.
+A reward file is one: it should be written last, after the end of all that they have left in the background
+(`kill -9 -1` spares the shell that says it), which could write over it until the script ends. It should not change into
+the workspace either, nor ask a git that runs filters (`git add`, `git diff`): that is to run programs of the workspace.
 """
 
 from __future__ import annotations

@@ -114,6 +114,17 @@ def grade(transcript, workspace_path):
     assert (await bench.verdict(tools__py="three = 3\n")).reward == 1.0
 
 
+PLANTING = """\
+echo '{"reward": 1}' > /logs/verifier/reward.json
+(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' &) > /dev/null 2>&1
+"""
+
+
+async def test_a_program_that_the_test_runs_has_no_reward_of_its_own(bench: Bench) -> None:
+    lay_harbor(bench.set, script="sh main.sh\nkill -9 -1\necho 0 > /logs/verifier/reward.txt\nsleep 0.5\n")
+    assert (await bench.verdict(main__sh=PLANTING)).reward == 0.0
+
+
 async def test_a_link_to_the_answer_is_gone_and_the_tests_cannot_be_changed(bench: Bench) -> None:
     lay_summed(
         bench.set,

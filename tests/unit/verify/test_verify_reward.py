@@ -34,11 +34,23 @@ def test_named_numbers_are_the_breakdown_and_the_one_named_reward_is_the_reward(
     assert read(tmp_path) == Verdict(reward=0.5, breakdown={"speed": 12.0, "right": 1.0})
 
 
-def test_reward_json_goes_first_and_reward_txt_is_for_where_it_names_no_reward(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("text", "json", "reward"),
+    [
+        ("0", '{"reward": 1}', 0.0),
+        ("1", '{"reward": 0.25}', 0.25),
+        ("1", '{"right": 0.75}', 0.75),
+        ("0", '{"right": 0.75}', 0.0),
+        ("0.5", '{"right": 0.75, "fast": 0.25}', 0.5),
+        ("0.5", "{}", 0.5),
+    ],
+)
+def test_of_two_files_with_a_reward_the_smaller_counts_for_one_of_them_may_be_planted(
+    tmp_path: Path, text: str, json: str, reward: float
 ) -> None:
-    assert read(write(tmp_path, text="0", json='{"reward": 1}')).reward == 1.0
-    assert read(write(tmp_path, json='{"right": 0.75}')) == Verdict(reward=0.0, breakdown={"right": 0.75})
+    verdict = read(write(tmp_path, text=text, json=json))
+    assert verdict.reward == reward
+    assert ("right" in verdict.breakdown) is ("right" in json)
 
 
 def test_the_only_number_is_the_reward_under_whatever_name(tmp_path: Path) -> None:
@@ -59,6 +71,7 @@ def test_every_reward_is_read_back(reward: float) -> None:
         ({"text": ""}, r"reward\.txt holds '', not a number"),
         ({"text": "pass"}, r"reward\.txt holds 'pass', not a number"),
         ({"text": "nan"}, r"reward\.txt holds 'nan', not a number"),
+        ({"text": "0", "json": '{"reward": 1.5}'}, r"the reward 1\.5 is not in \[0, 1\]"),
         ({"text": "1.5"}, r"the reward 1\.5 is not in \[0, 1\]"),
         ({"json": ""}, "truncated"),
         ({"json": "[1]"}, r"reward\.json is not an object"),
