@@ -17,6 +17,8 @@ class Opinion:
     """Criterion -> score in [0, 1]; each criterion of the rubric once."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Criterion -> why, in the judge's words, shortened. For a person."""
+    shown: float = 1.0
+    """Share of the room that the settings give what the policy wrote; less than 1 where the judge's window is small."""
 
 
 @dataclass(frozen=True, kw_only=True)

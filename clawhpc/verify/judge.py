@@ -1,8 +1,8 @@
 """A judge, or several, behind OpenAI-compatible endpoints: opinions on a workspace by its task's rubric.
 
     prompt ─▶ request ─▶ answer ─▶ scores     one opinion; asked for again, a bounded number of times, where the
-      ▲                    │                  endpoint is overloaded, failing or silent, or the answer is no verdict
-      └──── wait ◀─────────┘
+      ▲                    │                  endpoint is overloaded, failing or silent, or the answer is no verdict;
+      └──── wait ◀─────────┘                  and with half as much to read where that does not fit its window
 
 A judge that fails is a `VerifierError`, never a score: no opinion is made up, and a mean of fewer opinions than the
 settings ask for would be another measure. A refusal is final: who asks until there is a verdict chooses among them.
@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import fmean
 from typing import Any
@@ -28,9 +28,19 @@ import msgspec
 from clawhpc.api.client import Api, ApiAnswer, NoAnswer
 from clawhpc.errors import VerifierError, ungrouped
 from clawhpc.records import Judgement, Opinion, Rubric, Usage
-from clawhpc.verify.prompt import BadAnswer, Case, JudgePrompt, answer_schema, judge_prompt, prompt_digest, read_answer
+from clawhpc.verify.prompt import (
+    BadAnswer,
+    Case,
+    JudgePrompt,
+    answer_schema,
+    judge_prompt,
+    narrow,
+    prompt_digest,
+    read_answer,
+)
 from clawhpc.verify.score import agreement, spread, weighted_mean
 from clawhpc.verify.settings import JudgeModel, JudgeSettings
+from clawhpc.wire.client import error_message, overflow_of
 from clawhpc.wire.openai_chat_client import OpenAIChatClient, read_completion
 
 CHAT = OpenAIChatClient()
@@ -38,6 +48,16 @@ NONCE_BYTES = 16
 """Nobody guesses them."""
 SCHEMA_REFUSED = frozenset({400, 422})
 """What endpoints answer that do not know `response_format`; they are asked without it."""
+NO_FIT = frozenset({400, 413, 422})
+"""What endpoints answer to a prompt that is too long for them."""
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+"""Of the room for what the policy wrote, one after the other, while the prompt is too long: whoever wrote most would
+have no verdict else. By default the last is 8.5 kB.
+"""
+
+
+class DoesNotFit(Exception):
+    """A prompt that is too long for the endpoint."""
 
 
 class Unanswered(Exception):
@@ -87,7 +107,7 @@ class JudgeEndpoint:
         """False once it has refused a JSON schema, and answered without."""
 
     async def ask(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, *, timeout_s: float) -> Opinion:
-        """An opinion. `Unanswered` when there is none within `timeout_s`."""
+        """An opinion. `Unanswered` when there is none within `timeout_s`, `DoesNotFit` when there cannot be one."""
         try:
             with anyio.fail_after(timeout_s):  # of both requests together, where there are two
                 answer = await self._post(prompt, rubric, bill, timeout_s)
@@ -95,8 +115,10 @@ class JudgeEndpoint:
             raise Unanswered(str(error) or f"no answer within {timeout_s:g} s") from error
         if not answer.is_ok:
             words = self._api.words(answer.content.decode(errors="replace"))
-            wait_s = answer.retry_after_s(time.time()) or 0.0
-            raise Unanswered(f"status {answer.status}: {words}", again=answer.passes, wait_s=wait_s)
+            fault = f"status {answer.status}: {words}"
+            if answer.status in NO_FIT and overflow_of(error_message(answer.content), window=0) is not None:
+                raise DoesNotFit(fault)
+            raise Unanswered(fault, again=answer.passes, wait_s=answer.retry_after_s(time.time()) or 0.0)
         return self._read(answer.content, rubric, bill)
 
     async def _post(self, prompt: JudgePrompt, rubric: Rubric, bill: Bill, timeout_s: float) -> ApiAnswer:
@@ -167,7 +189,17 @@ class Judge:
         return _judgement(case.rubric, [opinions[place] for place in range(len(asked))], bill)
 
     async def _ask(self, endpoint: JudgeEndpoint, case: Case, bill: Bill) -> Opinion:
-        """One opinion, in as many attempts as it may take; each has a fence of its own."""
+        """One opinion, on as much of what the policy wrote as the endpoint's window holds."""
+        for share in SHARES:
+            try:
+                opinion = await self._ask_on(endpoint, narrow(case, self.settings, share), bill)
+                return replace(opinion, shown=share)
+            except DoesNotFit as fault:
+                bill.last_fault = f"judge {endpoint.model.name}: {fault}"
+        raise VerifierError(f"{bill.last_fault}, though no more than {share:g} of it was shown ({bill})")
+
+    async def _ask_on(self, endpoint: JudgeEndpoint, case: Case, bill: Bill) -> Opinion:
+        """One opinion on `case`, in as many attempts as it may take; each has a fence of its own."""
         for attempt in count(1):
             prompt = judge_prompt(case, secrets.token_hex(NONCE_BYTES))
             try:

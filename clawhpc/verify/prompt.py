@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn
 
 import msgspec
 
 from clawhpc.records import Opinion, Rubric
-from clawhpc.verify.show import escaped
+from clawhpc.verify.settings import JudgeSettings
+from clawhpc.verify.show import escaped, show_less, show_text
 
 BEGIN, END = "BEGIN DATA", "END DATA"
 SYSTEM = """You are a judge. An AI agent was given a task, and worked on it in a folder of files, its workspace. \
@@ -66,7 +67,7 @@ class Case:
     workspace: tuple[str, ...]
     """Lines of JSON, by `show_workspace`."""
     final_reply: str | None = None
-    """What the policy said last; None where that is not shown."""
+    """What the policy said last, whole; None where that is not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,16 @@ class JudgePrompt:
 
     system: str
     user: str
+
+
+def narrow(case: Case, settings: JudgeSettings, share: float) -> Case:
+    """`case`, with what the policy wrote in `share` of the room that the settings give it."""
+    lines, reply = case.workspace, case.final_reply
+    return replace(
+        case,
+        workspace=lines if share == 1.0 else tuple(show_less(lines, settings, share)),
+        final_reply=None if reply is None else show_text(reply, int(share * settings.max_file_bytes)),
+    )
 
 
 def judge_prompt(case: Case, nonce: str) -> JudgePrompt:

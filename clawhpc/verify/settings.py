@@ -58,7 +58,9 @@ class JudgeSettings:
     max_file_bytes: int = 16_000
     """Shown of one file: its head and its tail."""
     max_workspace_bytes: int = 100_000
-    """Shown of all files together, as JSON. Files that the task did not bring come first."""
+    """Shown of all files together, as JSON. Files that the task did not bring come first. Less where a judge's window
+    does not hold as much: see `judge.SHARES`.
+    """
     final_reply: bool = True
     """Show what the policy said last, too."""
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from pathlib import Path
@@ -50,6 +50,8 @@ SPELLED = {
 """Code point -> its escape in JSON. The first two begin most control tokens: `<|im_end|>`, `</s>`."""
 
 
+HEAD = ("path", "state", "bytes")
+"""What each entry of a file begins with."""
 NOT_SHOWN, LEFT_OUT = "not_shown", "left_out"
 """Why an entry is named only; what there is beyond those that are named."""
 
@@ -73,20 +75,35 @@ def show_workspace(task: TaskSpec, workspace: Path, settings: JudgeSettings) -> 
     entries = list(_walk(workspace, task))
     files = [entry for entry in entries if isinstance(entry, Found)]
     named = [entry for entry in entries if not isinstance(entry, Found)]
-    room = settings.max_workspace_bytes
+    ordered = sorted(files, key=lambda found: (found.state == "as given", found.name))
+    shown = (_shown(found, settings.max_file_bytes) for found in ordered)
+    return _fitted(shown, named, settings.max_workspace_bytes, MAX_NAMED_BYTES)
+
+
+def show_less(lines: Sequence[str], settings: JudgeSettings, share: float) -> list[str]:
+    """What `show_workspace` has shown, in `share` of the room: of each file, of all together, and for names."""
+    entries = [json.loads(line) for line in lines]
+    shown = (_cut(entry, int(share * settings.max_file_bytes)) for entry in entries if "text" in entry)
+    named = [entry for entry in entries if "text" not in entry]
+    return _fitted(shown, named, int(share * settings.max_workspace_bytes), int(share * MAX_NAMED_BYTES))
+
+
+def _fitted(
+    shown: Iterable[dict[str, Any]], named: list[dict[str, Any]], room_bytes: int, named_bytes: int
+) -> list[str]:
+    """Lines for what there is room for, the first of `shown` first; the others are named."""
     lines: list[str] = []
-    for found in sorted(files, key=lambda found: (found.state == "as given", found.name)):
-        entry = _shown(found, settings.max_file_bytes)
+    for entry in shown:
         line = escaped(entry)
         num_bytes = len(line.encode())
         if NOT_SHOWN in entry:
             named.append(entry)
-        elif num_bytes > room:
-            named.append({**_head(found), NOT_SHOWN: "there is no room left"})
+        elif num_bytes > room_bytes:
+            named.append({key: entry[key] for key in HEAD} | {NOT_SHOWN: "there is no room left"})
         else:
-            room -= num_bytes
+            room_bytes -= num_bytes
             lines.append(line)
-    return [*lines, *_named(sorted(named, key=lambda entry: NOT_SHOWN in entry))]
+    return [*lines, *_named(sorted(named, key=lambda entry: NOT_SHOWN in entry), named_bytes)]
 
 
 def escaped(value: Any) -> str:
@@ -96,15 +113,17 @@ def escaped(value: Any) -> str:
     return BRACKETED.sub(r"\\u005b", json.dumps(value, ensure_ascii=False)).translate(SPELLED)
 
 
-def show_text(text: str, max_chars: int) -> str:
-    """`text`, or its end, which says how much stood before it."""
-    cut = len(text) - max_chars
-    return text if cut <= 0 else f"({cut} characters are not shown) {text[cut:]}"
+def show_text(text: str, max_bytes: int) -> str:
+    """`text`, or its end, which says how much stood before it. In UTF-8, where a character may be four bytes."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= max_bytes:
+        return text
+    end = encoded[-max_bytes:].decode(errors="ignore")
+    return f"({len(text) - len(end)} characters are not shown) {end}"
 
 
-def _named(named: list[dict[str, Any]]) -> Iterator[str]:
+def _named(named: list[dict[str, Any]], room: int) -> Iterator[str]:
     """What is said of entries that are not shown, as far as there is room, and how many there are beyond."""
-    room = MAX_NAMED_BYTES
     for number, entry in enumerate(named):
         line = escaped(entry)
         room -= len(line.encode())
@@ -160,24 +179,39 @@ def _state(path: Path, workspace: Path, task: TaskSpec) -> State:
     return "as given" if filecmp.cmp(given, path, shallow=False) else "changed"
 
 
-def _head(found: Found) -> dict[str, Any]:
-    return {"path": found.name, "state": found.state, "bytes": found.num_bytes}
-
-
 def _shown(found: Found, max_bytes: int) -> dict[str, Any]:
     """The file's text, or its head and tail and how much is missing between them; binary files are named only."""
     allow(str(found.path), OPEN_FILE)
-    head_bytes = max_bytes if found.num_bytes <= max_bytes else int(HEAD_SHARE * max_bytes)
-    tail_bytes = 0 if found.num_bytes <= max_bytes else max_bytes - head_bytes
+    head_bytes, tail_bytes = _ends(found.num_bytes, max_bytes)
     with found.path.open("rb") as file:
         head = file.read(head_bytes)
         file.seek(max(head_bytes, found.num_bytes - tail_bytes))
         tail = file.read(tail_bytes)
+    about = dict(zip(HEAD, (found.name, found.state, found.num_bytes), strict=True))
     if b"\0" in head + tail or not _is_text(head, cut_end=bool(tail)) or not _is_text(tail, cut_start=True):
-        return {**_head(found), NOT_SHOWN: "not UTF-8 text"}
-    shown = {**_head(found), "text": head.decode(errors="ignore")}
+        return {**about, NOT_SHOWN: "not UTF-8 text"}
+    return _with_text(about, head, tail)
+
+
+def _cut(entry: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+    """An entry with text, as `_shown` would have it with fewer bytes."""
+    head, tail = entry["text"].encode(errors="replace"), entry.get("tail", "").encode(errors="replace")
+    head_bytes, tail_bytes = _ends(len(head) + len(tail), max_bytes)
+    if not tail_bytes:
+        return entry
+    return _with_text({key: entry[key] for key in HEAD}, head[:head_bytes], (tail or head)[-tail_bytes:])
+
+
+def _ends(num_bytes: int, max_bytes: int) -> tuple[int, int]:
+    """How many of `num_bytes` are shown from the start and from the end."""
+    head_bytes = int(HEAD_SHARE * max_bytes)
+    return (max_bytes, 0) if num_bytes <= max_bytes else (head_bytes, max_bytes - head_bytes)
+
+
+def _with_text(about: dict[str, Any], head: bytes, tail: bytes) -> dict[str, Any]:
+    shown = {**about, "text": head.decode(errors="ignore")}
     if tail:
-        cut = found.num_bytes - len(head) - len(tail)
+        cut = about["bytes"] - len(head) - len(tail)
         shown |= {"cut": f"{cut} bytes are not shown", "tail": tail.decode(errors="ignore")}
     return shown
 

@@ -17,7 +17,7 @@ from clawhpc.verify.score import mean_scores
 from clawhpc.verify.script import verify_workspace
 from clawhpc.verify.settings import JudgeSettings, ShapingSettings
 from clawhpc.verify.shape import shape
-from clawhpc.verify.show import show_text, show_workspace
+from clawhpc.verify.show import show_workspace
 
 
 async def verify(
@@ -79,11 +79,11 @@ async def show(task: TaskSpec, workspace: Path, calls: Sequence[CallRecord], jud
 
 
 def final_reply(calls: Sequence[CallRecord], settings: JudgeSettings) -> str | None:
-    """What the main loop said last, shortened; None where that is not to be shown."""
+    """What the main loop said last; None where that is not to be shown."""
     if not settings.final_reply:
         return None
     replies = (call.reply.text for call in reversed(calls) if call.reply is not None and call.role is CallRole.MAIN)
-    return show_text(next(replies, ""), settings.max_file_bytes)
+    return next(replies, "")
 
 
 def combine(task: TaskSpec, scripted: Verdict | None, judgement: Judgement | None) -> Verdict:

@@ -86,6 +86,7 @@ def _describe_judgement(verdict: Verdict | None, texts: TextTable) -> dict[str, 
         "opinions": [
             {
                 "model": opinion.model,
+                "shown": opinion.shown,
                 "scores": [
                     (name, score, texts.add(opinion.reasons.get(name, ""))) for name, score in opinion.scores.items()
                 ],

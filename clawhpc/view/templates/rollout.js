@@ -133,7 +133,7 @@ function showJudgement(judgement) {
       fact("requests", String(judgement.requests)), fact("tokens in, out", `${number(judgement.input)}, ${number(judgement.output)}`),
       fact("cost", judgement.cost_usd === null ? "not known" : `${judgement.cost_usd.toFixed(4)} USD`), fact("prompt and rubric", judgement.digest)),
     ...judgement.opinions.map((opinion) => make("section", { class: "call" },
-      make("header", {}, make("b", {}, opinion.model)),
+      make("header", {}, make("b", {}, opinion.model), opinion.shown < 1 ? ` was shown in ${opinion.shown} of the room` : null),
       make("table", { class: "plain-table" }, opinion.scores.map(([name, score, reason]) =>
         make("tr", {}, make("th", {}, name), make("td", { class: "num" }, String(score)), make("td", {}, text(reason))))))),
     make("br")];

@@ -16,6 +16,7 @@ from clawhpc.records import Judgement, Usage
 from clawhpc.verify.judge import open_judge
 from clawhpc.verify.prompt import Case, prompt_digest
 from clawhpc.verify.settings import JudgeModel, JudgeSettings
+from clawhpc.verify.show import escaped
 from tests.fakes.judge_endpoint import (
     RUBRIC,
     Answer,
@@ -38,7 +39,12 @@ GOOD = verdict(1.0, 0.5)
 
 @asynccontextmanager
 async def asking(
-    *script: Answer | Says, key: str | None = None, models: int = 1, settings: JudgeSettings = FAST, **model: Any
+    *script: Answer | Says,
+    key: str | None = None,
+    models: int = 1,
+    settings: JudgeSettings = FAST,
+    case: Case = CASE,
+    **model: Any,
 ) -> AsyncIterator[tuple[JudgeEndpoint, Any]]:
     """A scripted endpoint, and what asks its judge about the case."""
     async with judge_endpoint(*script) as endpoint:
@@ -51,7 +57,7 @@ async def asking(
 
             async def ask(timeout_s: float = 10.0) -> Judgement:
                 assert judge is not None
-                return await judge.judge(CASE, timeout_s=timeout_s)
+                return await judge.judge(case, timeout_s=timeout_s)
 
             yield endpoint, ask
 
@@ -284,6 +290,58 @@ async def test_a_request_that_is_wrong_with_and_without_a_schema_is_the_failure(
             with pytest.raises(VerifierError, match="context length exceeded"):
                 await ask()
     assert ["response_format" in request.body for request in endpoint.requests] == [True, False] * 2
+
+
+def text_line(name: str, num_chars: int) -> str:
+    return escaped({"path": name, "state": "new", "bytes": num_chars, "text": "y" * num_chars})
+
+
+LONG = replace(CASE, workspace=tuple(text_line(f"{at}.md", 900) for at in range(10)), final_reply="z" * 900)
+ROOM = replace(FAST, max_file_bytes=1000, max_workspace_bytes=10_000)
+
+
+def window(most: int) -> Says:
+    """An endpoint that knows no more than `most` characters of a user's message."""
+
+    def says(request: Request) -> Answer:
+        if len(request.user) <= most:
+            return GOOD
+        text = f"This model's maximum context length is {most} tokens. However, your prompt contains 9999 input tokens"
+        return failure(400, text)
+
+    return says
+
+
+@pytest.mark.parametrize(("most", "shown"), [(20_000, 1.0), (6_000, 0.5), (4_000, 0.25)])
+async def test_a_judge_whose_window_is_too_small_is_shown_less_and_the_opinion_says_how_much(
+    most: int, shown: float
+) -> None:
+    """Else whoever wrote most would have no verdict."""
+    async with asking(window(most), case=LONG, settings=replace(ROOM, max_attempts=1)) as (endpoint, ask):
+        judgement = await ask()
+    assert [opinion.shown for opinion in judgement.opinions] == [shown]
+    assert msgspec.json.decode(msgspec.json.encode(judgement), type=Judgement) == judgement
+    said = endpoint.requests[-1].user
+    assert said.count("y") < 10_000 * shown
+    assert said.count("z") <= 1000 * shown
+    assert "y" * int(0.7 * 900 * shown) in said, "each file from its start"
+    assert said.count('"path"') == 10, "those for which there is no room are named"
+    assert judgement.num_requests == len(endpoint.requests) == 1 + 2 * {1.0: 0, 0.5: 1, 0.25: 2}[shown]
+
+
+async def test_each_judge_is_shown_what_its_own_window_holds() -> None:
+    small = window(4_000)
+
+    def says(request: Request) -> Answer:
+        return GOOD if request.body["model"] == "judge-0" else small(request)
+
+    judgement = await judged(says, models=2, case=LONG, settings=ROOM)
+    assert [opinion.shown for opinion in judgement.opinions] == [1.0, 0.25]
+
+
+async def test_what_does_not_fit_in_any_share_is_a_failure_that_says_so() -> None:
+    with pytest.raises(VerifierError, match=r"maximum context length is 10 .*, though .* 0\.0625 .* \(10 requests"):
+        await judged(window(10), case=LONG, settings=ROOM)
 
 
 async def test_the_key_is_in_no_message() -> None:

@@ -19,7 +19,7 @@ from clawhpc.ledger import remove_tree
 from clawhpc.records import Criterion, Rubric, TaskSpec, Verifier
 from clawhpc.verify.prompt import BEGIN, END, Case, judge_prompt, prompt_digest
 from clawhpc.verify.settings import JudgeSettings
-from clawhpc.verify.show import MAX_ENTRIES, escaped, show_text, show_workspace
+from clawhpc.verify.show import MAX_ENTRIES, escaped, show_less, show_text, show_workspace
 from tests.fakes.judge_endpoint import RUBRIC, scores
 from tests.fakes.trees import nest
 
@@ -170,6 +170,52 @@ def test_a_name_that_is_no_utf8_is_shown(workspace: Path) -> None:
 def test_the_end_of_a_long_reply_is_shown() -> None:
     assert show_text("abc", 3) == "abc"
     assert show_text("abcdef", 2) == "(4 characters are not shown) ef"
+    assert show_text("ééé", 6) == "ééé"
+    assert show_text("ééé", 5) == "(1 characters are not shown) éé"
+
+
+@settings(max_examples=50)
+@given(
+    st.dictionaries(st.sampled_from(["a", "b.md", "d/c", "e"]), st.binary(max_size=400) | st.text(max_size=400)),
+    st.sampled_from([0.5, 0.25]),
+)
+def test_less_is_shown_as_if_there_were_less_room(files: dict[str, bytes | str], share: float) -> None:
+    """But for a character that was cut in two, and for a binary file whose shown ends are text."""
+    roomy = replace(SETTINGS, max_file_bytes=400, max_workspace_bytes=1000)
+    tight = replace(SETTINGS, max_file_bytes=int(400 * share), max_workspace_bytes=int(1000 * share))
+    with tempfile.TemporaryDirectory() as name:
+        for path, content in files.items():
+            Path(name, path).parent.mkdir(exist_ok=True)
+            Path(name, path).write_bytes(content if isinstance(content, bytes) else content.encode())
+        lines = show_less(show_workspace(TASK, Path(name), roomy), roomy, share)
+        again = show_workspace(TASK, Path(name), tight)
+    assert {json.loads(line)["path"] for line in lines} == {json.loads(line)["path"] for line in again} == set(files)
+    assert sum(len(line.encode()) for line in lines if "not_shown" not in line) <= 1000 * share
+    for line in lines:
+        entry = json.loads(line)
+        content = files[entry["path"]]
+        whole = content if isinstance(content, bytes) else content.encode()
+        if "text" in entry and "tail" not in entry:
+            assert entry["text"].encode() == whole
+        elif "text" in entry:
+            head, tail = entry["text"].encode(), entry["tail"].encode()
+            assert whole.startswith(head)
+            assert whole.endswith(tail)
+            assert len(head) + len(tail) <= 400 * share
+
+
+def test_of_a_long_file_less_is_shown_of_both_ends_and_what_is_missing_is_counted_anew(workspace: Path) -> None:
+    (workspace / "log").write_text("a" * 600 + "b" * 600)
+    (workspace / "link").symlink_to("/nowhere")
+    room = replace(SETTINGS, max_file_bytes=200)
+    lines = show_less(show_workspace(TASK, workspace, room), room, 0.5)
+    assert [json.loads(line) for line in lines] == [
+        {
+            **{"path": "log", "state": "new", "bytes": 1200},
+            **{"text": "a" * 75, "cut": "1100 bytes are not shown", "tail": "b" * 25},
+        },
+        {"path": "link", "not_shown": "a link to /nowhere"},
+    ]
 
 
 # ---- the fence -------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ def test_what_judges_said_and_what_it_cost_is_told() -> None:
     detail = describe_rollout(dataclasses.replace(make_record(make_group()), verdict=verdict), texts, decode)
     told = detail["judgement"]
     assert (detail["unshaped"], told["agreement"], told["cost_usd"], told["digest"]) == (0.75, 0.5, None, "ab" * 6)
+    assert [opinion["shown"] for opinion in told["opinions"]] == [1.0, 1.0]
     ((name, score, reason),) = told["opinions"][0]["scores"]
     assert (name, score, texts.texts[reason]) == ("right", 0.5, "half of it")
     plain = describe_rollout(make_record(make_group()), texts, decode)
