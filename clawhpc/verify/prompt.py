@@ -127,7 +127,7 @@ def criterion_ids(rubric: Rubric) -> list[str]:
 
 class _Score(msgspec.Struct, forbid_unknown_fields=True):
     score: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-    reason: str = ""
+    reason: str | None = None
 
 
 def answer_schema(rubric: Rubric) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def read_answer(rubric: Rubric, model: str, text: str) -> Opinion:
     return Opinion(
         model=model,
         scores={name: given.score for name, given in named},
-        reasons={name: _storable(given.reason[:MAX_REASON_CHARS]) for name, given in named},
+        reasons={name: _storable((given.reason or "")[:MAX_REASON_CHARS]) for name, given in named},
     )
 
 

@@ -146,6 +146,11 @@ async def test_a_judge_that_gives_no_verdict_in_all_its_attempts_fails(bad: Answ
     assert len(endpoint.requests) == 3
 
 
+async def test_a_reason_may_be_left_out() -> None:
+    (opinion,) = (await judged(completion('{"c1": {"reason": null, "score": 1}, "c2": {"score": 0.5}}'))).opinions
+    assert (opinion.scores, opinion.reasons) == ({"right": 1.0, "short": 0.5}, {"right": "", "short": ""})
+
+
 async def test_an_answer_that_was_cut_says_by_which_setting() -> None:
     with pytest.raises(VerifierError, match="cut at max_tokens=4096"):
         await judged(BAD["cut"])
