@@ -17,7 +17,7 @@ The first three need PYTHONSAFEPATH (Python 3.11 or newer); an older Python does
 
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 
 NAME = "sitecustomize"
 TESTS_VARIABLE = "CLAWHPC_TESTS"
@@ -71,7 +71,7 @@ class LastResort:
     def __init__(self, folder: str, tests: str) -> None:
         self.folder, self.places = folder, (folder, tests)
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         """See `importlib.abc.MetaPathFinder`."""
         return PathFinder.find_spec(name, [self.folder]) if path is None and self.serves(importer()) else None
 
@@ -86,9 +86,9 @@ class LastResort:
 def importer() -> dict:
     """The global names of who imports, past the import system's own frames."""
     frame = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (NAME, "importlib"):
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in (NAME, "importlib") and frame.f_back is not None:
         frame = frame.f_back
-    return {} if frame is None else frame.f_globals
+    return frame.f_globals
 
 
 def pass_on() -> None:
