@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -39,7 +39,7 @@ def machine_of(run: RunPaths) -> Machine:
     return Machine(day=day, cores=os.cpu_count() or 1, architecture=platform.machine())
 
 
-def describe(machines: Iterable[Machine]) -> str:
+def describe(machines: Collection[Machine]) -> str:
     """The days and the machine, as a page begins."""
     days = sorted({one.day.isoformat() for one in machines})
     shapes = sorted({f"{one.cores} cores ({one.architecture})" for one in machines})

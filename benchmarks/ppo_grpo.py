@@ -89,7 +89,7 @@ def page(study: Study, results: Sequence[Result]) -> Iterator[str]:
     """The page, line by line."""
     yield "# PPO beside GRPO"
     yield ""
-    machine = describe(result.found.machine for result in results)
+    machine = describe([result.found.machine for result in results])
     yield f"{machine} Made by `python -m benchmarks.ppo_grpo`."
     yield ""
     yield from introduction(results)

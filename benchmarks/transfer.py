@@ -65,7 +65,7 @@ def page(found: Findings) -> Iterator[str]:
     """The page, line by line."""
     yield "# Where a policy trains, and where it is used"
     yield ""
-    machine = describe(seed.machine for seed in found.seeds.values())
+    machine = describe([seed.machine for seed in found.seeds.values()])
     yield f"{machine} Made by `python -m benchmarks.transfer`."
     yield ""
     yield from introduction(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -83,6 +84,9 @@ def test_the_page_shows_both_and_the_picture_their_curves(study: Study) -> None:
     make_runs(study)
     write_page(study)
     text = study.page.read_text()
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d, \d+ cores \(\w+\), no GPU\. Made by `python -m benchmarks\.ppo_grpo`\.$", text, re.MULTILINE
+    )
     assert study.page.with_suffix(".png").stat().st_size > 10_000
     grpo, ppo = rows_after(text, "What was learned")[1:]
     assert grpo.startswith("| GRPO, seed 0 | 40 | 0.500 [0.000, 1.000] | 0.750 ")

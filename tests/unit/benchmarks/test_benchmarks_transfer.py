@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,9 @@ def test_the_page_has_the_rates_the_gains_and_what_training_took(study: Study) -
     make_runs(study)
     write_page(study)
     text = study.page.read_text()
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d, \d+ cores \(\w+\), no GPU\. Made by `python -m benchmarks\.transfer`\.$", text, re.MULTILINE
+    )
     assert study.page.with_suffix(".png").stat().st_size > 0
     assert "| untrained start | 0.250 [0.000, 0.625] | 0.250 " in text
     assert "| trained in Pi | 0.500 [0.125, 0.875] " in text
