@@ -118,9 +118,11 @@ class ShardedStrategy(ModelParallelStrategy):
         self._ranks = ranks
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """On rank 0 whole, on the others empty."""
+        """On rank 0 whole, on the others empty. What has two names, as a tied embedding, is one tensor there too."""
         assert self.model is not None
-        return _known({name: full_tensor(value, self._ranks) for name, value in self.model.state_dict().items()})
+        named = self.model.state_dict(keep_vars=True)  # else each name has a tensor of its own
+        whole = {value: full_tensor(value.detach(), self._ranks) for value in dict.fromkeys(named.values())}
+        return _known({name: whole[value] for name, value in named.items()})
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """As of one process: by the number of the parameter."""

@@ -25,6 +25,7 @@ from clawhpc.credit.settings import CreditSettings
 from clawhpc.errors import LaunchError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.batch import Draws, TreeBatch
+from clawhpc.learner.callbacks import list_checkpoints
 from clawhpc.learner.data import share_step
 from clawhpc.learner.hosts import LOOPBACK, THIS_HOST, Host
 from clawhpc.learner.networks import load_tree_policy
@@ -180,6 +181,13 @@ def test_two_processes_learn_what_one_does_also_when_they_are_killed_and_go_on(p
     assert both
     assert all(left != right for left, right in both)
     assert [at for event, at in two.events if event == "collect"] == [0, 1, 1, 2, 3]
+    assert tied_in(one.run) == tied_in(two.run) == 1, "the embedding and the output head, stored once"
+
+
+def tied_in(run: RunPaths) -> int:
+    """Weights of the newest checkpoint that are stored once under two names."""
+    weights = torch.load(list_checkpoints(run.checkpoints)[-1], weights_only=False)["state_dict"]
+    return len(weights) - len({weight.data_ptr() for weight in weights.values()})
 
 
 def test_ppo_on_a_model_of_experts_goes_from_two_processes_to_one(policy: Path, tmp_path: Path) -> None:
