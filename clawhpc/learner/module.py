@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,17 @@ from clawhpc.learner.steps import StepBatch
 log = logging.getLogger(__name__)
 
 Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is clipped by itself and has its own learning rate."""
+
+    parameters: list[nn.Parameter]
+    lr: float
+    """Peak."""
+    first_step: int = 0
+    """That moves it; its warm-up begins there."""
 
 
 class LearnerModule(LightningModule):
@@ -71,12 +83,18 @@ class LearnerModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over all parameters, those of the policy and of its critic each at a rate of their own."""
         settings = self.settings
-        groups = [{"params": parameters} for parameters, _ in self.parts()]
+        groups = [{"params": part.parameters} for part in self.parts()]
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
 
-    def parts(self) -> list[tuple[list[nn.Parameter], float]]:
-        """What is clipped by itself and has its own learning rate: parameters, peak rate."""
-        return [(list(self.policy.parameters()), self.settings.lr)]
+    def parts(self) -> list[Part]:
+        """The policy first."""
+        return [Part(parameters=list(self.policy.parameters()), lr=self.settings.lr)]
+
+    def rates(self, step: int) -> list[float]:
+        """Of each part in `step`."""
+        return [
+            part.lr * schedule_factor(self.settings, step, self.num_steps, part.first_step) for part in self.parts()
+        ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave out Lightning's loop counters: the position in the data says all, also if more steps are asked for."""
@@ -85,10 +103,9 @@ class LearnerModule(LightningModule):
     def training_step(self, step: StepBatch, batch_idx: int) -> dict[str, Any]:
         """Make the updates of `step`. A step without a trained token leaves weights and optimizer as they are."""
         began = time.perf_counter()
-        factor = schedule_factor(self.settings, step.step, self.num_steps)
-        metrics = {**step.metrics, "train/lr": factor * self.settings.lr}
+        metrics = {**step.metrics, "train/lr": self.rates(step.step)[0]}
         if step.rows:
-            metrics |= self._update(step, factor)
+            metrics |= self._update(step)
         metrics["time/learn_s"] = time.perf_counter() - began
         self._log(step.step, metrics)
         return metrics
@@ -99,17 +116,17 @@ class LearnerModule(LightningModule):
         self.log_dict(on_bar, prog_bar=True, batch_size=1)
         self.log_dict({**rest, "step": float(step)}, batch_size=1)  # Lightning takes its x-axis from "step"
 
-    def _update(self, step: StepBatch, factor: float) -> dict[str, float]:
+    def _update(self, step: StepBatch) -> dict[str, float]:
         """Means over the step. An update whose gradient is not finite is left out; UserError when all of them are."""
         optimizer: Any = self.optimizers()
-        for group, (_, peak) in zip(optimizer.param_groups, self.parts(), strict=True):
-            group["lr"] = factor * peak  # of these settings, which may not be those that a checkpoint was written with
+        for group, rate in zip(optimizer.param_groups, self.rates(step.step), strict=True):
+            group["lr"] = rate  # of these settings, which may not be those that a checkpoint was written with
         draws, metrics = self.prepare(step)
         total = StepMeans()
         for update in range(self.num_epochs):
             for row in step.rows:
                 self.learn_row(step.step, row.to(self.device), draws, total, first=not update)
-            norms = [clip_gradients(parameters, self.settings.max_grad_norm) for parameters, _ in self.parts()]
+            norms = [clip_gradients(part.parameters, self.settings.max_grad_norm) for part in self.parts()]
             total.add_update(norms)
             if all(map(math.isfinite, norms)):
                 for parameter in self.waiting(step.step):
@@ -161,8 +178,12 @@ class SftModule(LearnerModule):
         total.add(sums | {"entropy": sum_of_trained(output.entropy_N, weight_N)}, weight_N)
 
 
-def schedule_factor(settings: LearnerSettings, step: int, num_steps: int) -> float:
-    """What every learning rate of `step` is multiplied by: a line up over the warm-up, then as `schedule` says."""
-    warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
-    left = (num_steps - step) / num_steps if settings.schedule == "linear" else 1.0
+def schedule_factor(settings: LearnerSettings, step: int, num_steps: int, first_step: int) -> float:
+    """What a rate is multiplied by in `step`: a line up over the warm-up, which begins with `first_step`, then as
+    `schedule` says.
+    """
+    if step < first_step:
+        return 0.0
+    warm = min(1.0, (step - first_step + 1) / max(1, settings.warmup_steps))
+    left = (num_steps - step) / (num_steps - first_step) if settings.schedule == "linear" else 1.0
     return warm * left

@@ -20,12 +20,15 @@ from clawhpc.learner.batch import Draws, TreeBatch
 from clawhpc.learner.by_harness import add_gaps
 from clawhpc.learner.losses import Sums, policy_loss, value_loss
 from clawhpc.learner.means import StepMeans, sum_of_trained
-from clawhpc.learner.module import LearnerModule
+from clawhpc.learner.module import LearnerModule, Part
 from clawhpc.learner.networks import TreeCritic, TreePolicy, load_tree_critic, load_tree_policy
 from clawhpc.learner.ranks import ALONE, Ranks
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.learner.steps import StepBatch
 from clawhpc.learner.value_scale import ReturnScale, moments
+
+OF_LATER_UPDATES = frozenset({"clip_share", "update_kl"})
+"""Always 0 in the first update of a step, whose ratio is 1."""
 
 
 class RlModule(LearnerModule):
@@ -67,21 +70,27 @@ class RlModule(LearnerModule):
         for network in self.reference:
             network.to(self.device)
 
-    def parts(self) -> list[tuple[list[nn.Parameter], float]]:
+    def parts(self) -> list[Part]:
         """The policy's own parameters; those that only the critic has."""
         of_critic = [module for module in (self.policy.value_head, self.critic) if module is not None]
         values = [parameter for module in of_critic for parameter in module.parameters()]
         theirs = set(values)
         own = [parameter for parameter in self.policy.parameters() if parameter not in theirs]
-        return [(own, self.settings.lr), *([(values, self.settings.critic.lr)] if values else [])]
+        policy = Part(parameters=own, lr=self.settings.lr, first_step=self.first_step)
+        return [policy, *([Part(parameters=values, lr=self.settings.critic.lr)] if values else [])]
+
+    @property
+    def first_step(self) -> int:
+        """Of the policy; in those before it only the critic learns."""
+        return self.settings.critic.warmup_steps if self.with_critic else 0
 
     def policy_waits(self, step: int) -> bool:
         """In the steps in which only the critic learns."""
-        return self.with_critic and step < self.settings.critic.warmup_steps
+        return step < self.first_step
 
     def waiting(self, step: int) -> list[nn.Parameter]:
         """The policy, where only the critic learns."""
-        return self.parts()[0][0] if self.policy_waits(step) else []
+        return self.parts()[0].parameters if self.policy_waits(step) else []
 
     @torch.no_grad()
     def prepare(self, step: StepBatch) -> tuple[Draws, dict[str, float]]:
@@ -163,7 +172,9 @@ class RlModule(LearnerModule):
             of_values, more = self._value_loss(output.values_N, known)
             loss, sums = of_values if values_only else loss + of_values, sums | more
         self.manual_backward(loss)
-        total.add(sums | {"entropy": sum_of_trained(output.entropy_N, known.token_weight)}, known.token_weight)
+        sums = sums | {"entropy": sum_of_trained(output.entropy_N, known.token_weight)}
+        still = OF_LATER_UPDATES if values_only or self.num_epochs == 1 else frozenset()
+        total.add({name: value for name, value in sums.items() if name not in still}, known.token_weight)
 
     def add_after(self, step: StepBatch, draws: Draws, total: StepMeans) -> None:
         """The gap between log-probs, harness by harness, unless old ones were not needed: an own critic warms up."""

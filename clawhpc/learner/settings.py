@@ -79,7 +79,7 @@ class CriticSettings:
     return; 0 leaves clipping out.
     """
     warmup_steps: int = 0
-    """Steps in which only the critic learns."""
+    """First steps, in which only the critic learns; the policy's own warm-up begins after them."""
     normalise_returns: bool = True
     """Values are learned in units of the returns' running mean and std."""
 
@@ -102,14 +102,16 @@ class LearnerSettings:
     lr: float = 2e-4
     """Peak learning rate of AdamW; 0 is the control that learns nothing."""
     warmup_steps: int = 3
-    """Steps over which `lr` rises in a line, the first one included."""
+    """Steps over which `lr` rises in a line, the first one included; a policy that waits for its critic begins then."""
     schedule: Schedule = "constant"
     """After the warm-up: `constant`, or `linear` down to 0 after the last step."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     epochs: int = 4
-    """Optimizer updates per step, each over all of its tokens. The first one has a ratio of exactly 1."""
+    """Optimizer updates per step, each over all of its tokens. The first one has a ratio of exactly 1, which no bound
+    clips.
+    """
     loss: LossSettings = field(default_factory=LossSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
     token_budget: int | None = None

@@ -136,13 +136,12 @@ class PathLearner(nn.Module):
         paths = tree_paths(forest)
         draws = self.known(forest.draws, paths)
         waits = self.with_critic and step < self.settings.critic.warmup_steps
-        factor = min(1.0, (step + 1) / self.settings.warmup_steps)
         updates = []
         for _ in range(self.settings.epochs):
             loss, size = self.losses(forest, paths, draws, values_only=waits)
             loss.backward()
             updates.append(Update(loss.item(), self.gradients(values_only=waits), size.item()))
-            self.move(factor, updates[-1])
+            self.move(step, updates[-1])
         return updates
 
     @torch.no_grad()
@@ -243,9 +242,12 @@ class PathLearner(nn.Module):
         }
 
     @torch.no_grad()
-    def move(self, factor: float, update: Update) -> None:
+    def move(self, step: int, update: Update) -> None:
+        critic = self.settings.critic
         for name, value in self.named_parameters():
-            rate = self.settings.critic.lr if is_critics(name) else self.settings.lr
+            rate, begins = (critic.lr, 0) if is_critics(name) else (self.settings.lr, critic.warmup_steps)
+            made = step + 1 - (begins if self.with_critic else 0)
+            factor = min(1.0, made / self.settings.warmup_steps)
             value.grad, gradient = None, update.gradients[name]
             if gradient is not None:
                 value -= factor * rate * gradient

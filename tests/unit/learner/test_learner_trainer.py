@@ -19,6 +19,7 @@ from clawhpc.errors import UserError
 from clawhpc.learner.attention import TreeLayout
 from clawhpc.learner.callbacks import list_checkpoints
 from clawhpc.learner.policy import load_policy
+from clawhpc.learner.settings import Schedule
 from clawhpc.learner.trainer import LearnerPaths, fit_sft
 from clawhpc.paths import RunPaths
 from clawhpc.records import RolloutRecord, Verdict
@@ -106,6 +107,44 @@ def test_while_the_critic_warms_up_it_alone_learns(policy: Path, tmp_path: Path,
     assert not equal(weights[2], weights[3])
     first, second, _ = map(critic_weights, list_checkpoints(run.checkpoints))
     assert all(not torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"), [("constant", [0, 0, 1 / 2, 1, 1, 1]), ("linear", [0, 0, 1 / 2, 3 / 4, 1 / 2, 1 / 4])]
+)
+def test_the_rate_of_a_policy_that_waits_for_its_critic_rises_when_it_learns(
+    schedule: Schedule, shares: list[float], policy: Path, tmp_path: Path
+) -> None:
+    settings, credit = ALGORITHMS["ppo with one backbone"]
+    settings = replace(settings, warmup_steps=2, schedule=schedule, critic=replace(settings.critic, warmup_steps=2))
+    campaign = Campaign(RunPaths(tmp_path), settings=settings, credit=credit, num_steps=6)
+    campaign.train(policy)
+    assert [float(row["train/lr"]) for row in rows_of(campaign.run)] == pytest.approx(
+        [settings.lr * share for share in shares]
+    )
+    (newest,) = list_checkpoints(campaign.run.checkpoints)[-1:]
+    groups = torch.load(newest, weights_only=False)["optimizer_states"][0]["param_groups"]
+    critics = {"constant": 1, "linear": 1 / 6}[schedule]
+    assert [group["lr"] for group in groups] == pytest.approx([settings.lr * shares[-1], settings.critic.lr * critics])
+
+
+def test_what_only_a_second_update_of_a_step_moves_is_not_logged_where_there_is_none(
+    policy: Path, tmp_path: Path
+) -> None:
+    """Ratios of a first update are 1, so that of none of these a 0 says anything."""
+    settings, credit = ALGORITHMS["ppo with one backbone"]
+    two = replace(settings, critic=replace(settings.critic, warmup_steps=1))
+    logs = {}
+    for name, learns in {"one": replace(settings, epochs=1), "two": two}.items():
+        campaign = Campaign(RunPaths(tmp_path / name), settings=learns, credit=credit, num_steps=2)
+        campaign.train(policy)
+        logs[name] = [
+            [row.get(f"train/{what}", "") for what in ("clip_share", "update_kl")] for row in rows_of(campaign.run)
+        ]
+    assert logs["one"] == [["", ""]] * 2
+    warming, learning = logs["two"]
+    assert warming == ["", ""]
+    assert all(learning)
 
 
 def test_an_own_critic_that_warms_up_says_nothing_of_log_probs_and_then_of_each_harness(
