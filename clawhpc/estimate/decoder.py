@@ -20,6 +20,7 @@ from typing import Any
 
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import PolicySettings
+from clawhpc.serve.checks import count_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,8 @@ class Decoder:
     """Rows of the embedding."""
     tied: bool
     """The output head is the embedding."""
-    num_positions: int
+    num_positions: int | None
+    """None where its configuration does not say it in so many words, as the engine's `ModelShape` has it."""
     num_experts: int = 0
     num_chosen: int = 0
     """Experts that compute a token."""
@@ -206,7 +208,7 @@ def _read(config: Mapping[str, Any]) -> Decoder:
         ffn_size=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocab_size=int(config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", False)),
-        num_positions=int(config["max_position_embeddings"]),
+        num_positions=count_positions(config),
         num_experts=experts,
         num_chosen=int(config["num_experts_per_tok"]) if experts else 0,
         qk_norm=str(config.get("model_type", "")).startswith("qwen3"),

@@ -149,7 +149,7 @@ def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
 
 def _of_windows(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     window, positions = asked.engine.max_model_len, asked.decoder.num_positions
-    if window > positions:
+    if positions is not None and window > positions:
         yield f"engine.max_model_len={window}: the policy has {positions} positions; set it to at most {positions}"
     for name, cost in asked.costs.items():
         if cost.prompt_tokens + asked.worker.max_output_tokens > window:

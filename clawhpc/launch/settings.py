@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +20,7 @@ class JobSettings:
     constraint: str | None = None
     """Features of a node: `h200`, `[rack1|rack2]`."""
     gres: str | None = None
-    """`gpu:h200:2`; or `gpus_per_node`, where the cluster prefers that."""
+    """`gpu:h200:2`, where the cluster wants GPUs asked for so, with `gpus_per_node=null`."""
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
     mem_gb: float | None = None
@@ -47,6 +48,11 @@ class JobSettings:
                 raise ValueError(
                     f"sbatch.{option}=false: true gives an option that has no value; one that is not wanted is left out"
                 )
+        if self.gpus_per_node is not None and re.search(r"\bgpu\b", self.gres or ""):
+            raise ValueError(
+                f"gres={self.gres} and gpus_per_node={self.gpus_per_node} both ask for GPUs, which sbatch refuses; set "
+                "one of them to null"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ import importlib.metadata
 import importlib.util
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clawhpc.errors import EngineError, UserError
 from clawhpc.records import PolicyVersion, Probe
@@ -77,14 +78,18 @@ def read_shape(folder: Path) -> ModelShape:
         num_rows = int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: no vocab_size in it: {error}") from error
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaled = "factor" in rope  # some kinds of scaling have more positions than the configuration names
     return ModelShape(
         num_rows=num_rows,
-        num_positions=None if scaled else config.get("max_position_embeddings"),
+        num_positions=count_positions(config),
         num_heads=config.get("num_attention_heads"),
         has_experts=any(config.get(name) for name in EXPERTS),
     )
+
+
+def count_positions(config: Mapping[str, Any]) -> int | None:
+    """As `ModelShape.num_positions` says: some kinds of scaling have more of them than a configuration names."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return None if "factor" in rope else config.get("max_position_embeddings")
 
 
 def check_window(folder: Path, shape: ModelShape, max_model_len: int) -> None:

@@ -220,6 +220,8 @@ def test_paths_are_absolute_whatever_the_folder_they_are_used_in() -> None:
         (("launch.cluster=moon",), ("launch.cluster", "slurm")),
         (("worker.concurrency=0",), ("concurrency", "at least 1")),
         (("launch.num_workers=0",), ("num_workers", "at least 1")),
+        (("launch=slurm", "launch.slurm.gres=gpu:2"), ("gres=gpu:2", "gpus_per_node=1", "null", "`launch.slurm`")),
+        (("launch=site_gres", "model=qwen3_4b"), ("gres=gpu:h200:1", "gpus_per_node=1", "null", "`launch.slurm`")),
         (("campaign.samples_per_group=0",), ("samples_per_group", "at least 1")),
         (("campaign.num_steps=-1",), ("num_steps", "at least 0")),
         (("campaign.train_min=nan",), ("train_min", "at least 0")),

@@ -169,6 +169,19 @@ def test_a_policy_that_is_not_there_is_the_one_that_sft_would_make_unless_it_com
         asked_of(changed(compose_recipe(SMALLEST), "policy.folder=/models/mystery"))
 
 
+def test_gpus_that_are_a_gres_are_counted_and_shown_as_those_that_are_not() -> None:
+    gres = [
+        f"launch.{job}.{asked}"
+        for job, number in (("slurm", 2), ("campaign", 8))
+        for asked in ("gpus_per_node=null", f"gres=gpu:h200:{number}")
+    ]
+    asked = asked_of(compose_recipe(LARGEST, "launch=site_gres", *gres))
+    assert find_misfits(asked, estimate_run(asked)) == ()
+    jobs = dict(dict(sections(asked, estimate_run(asked)))["jobs"])
+    assert "each 8 GPUs (gpu:h200:8)" in jobs["campaign"]
+    assert "each 2 GPUs (gpu:h200:2)" in jobs["workers"]
+
+
 def test_half_the_nodes_hold_the_largest_without_a_critic() -> None:
     assert compose_recipe(LARGEST).learner.num_nodes == 6
     grpo = asked_of(changed(compose_recipe(replace(LARGEST, experiment="clawgym2")), "learner.num_nodes=3"))

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from clawhpc.errors import UserError
 from clawhpc.estimate.decoder import KNOWN, Decoder, find_decoder, made_decoder, read_decoder
 from clawhpc.learner.settings import PolicySettings
+from clawhpc.serve.checks import read_shape
 
 PUBLISHED = {
     "Qwen3-0.6B": 596_049_920,
@@ -97,6 +98,23 @@ def test_what_sft_makes_has_the_shape_of_its_settings(tmp_path: Path) -> None:
 def test_a_model_that_nothing_is_known_of_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy\.folder=.*mystery.*Qwen3-0\.6B"):
         find_decoder(tmp_path / "mystery")
+
+
+@pytest.mark.parametrize(
+    ("change", "positions"),
+    [
+        ({}, 40960),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, None),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_the_plan_knows_of_as_many_positions_as_the_engine(
+    change: dict[str, object], positions: int | None, tmp_path: Path
+) -> None:
+    config_of(KNOWN["Qwen3-0.6B"]).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": None} | change))
+    assert read_decoder(path).num_positions == read_shape(tmp_path).num_positions == positions
 
 
 @pytest.mark.parametrize(

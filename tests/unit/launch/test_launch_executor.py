@@ -121,6 +121,14 @@ def test_what_sbatch_refuses_is_told_in_its_own_words(sbatch: Path, tmp_path: Pa
         submit(make_executor(LaunchSettings(cluster="slurm"), tmp_path / "jobs"), [nothing])
 
 
+@pytest.mark.parametrize("gres", ["gpu", "gpu:h200:2", "nvme:1,gpu:h200"])
+def test_gpus_are_asked_for_in_one_way(gres: str) -> None:
+    with pytest.raises(ValueError, match=f"gres={gres} and gpus_per_node=0 both .*set one of them to null"):
+        SlurmSettings(gres=gres, gpus_per_node=0)
+    assert SlurmSettings(gres=gres).gpus_per_node is None
+    assert SlurmSettings(gres="nvme:1", gpus_per_node=2).gres == "nvme:1"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"mem_gb": 0.0}, {"array_parallelism": 0}, {"lease_s": 0.0}, {"watch_s": float("nan")}]
 )
