@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from math import ceil
 
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.run import Asked, RunEstimate, num_gpus
@@ -21,6 +22,7 @@ def find_misfits(asked: Asked, estimate: RunEstimate) -> tuple[str, ...]:
             _of_jobs(asked, estimate),
             _of_windows(asked, estimate),
             _of_rollouts(asked, estimate),
+            _of_stalls(asked),
             _of_groups(asked),
         )
     )
@@ -190,16 +192,22 @@ def _of_rollouts(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
             f"worker.max_output_tokens={asked.worker.max_output_tokens}: cuts a reply of "
             f"plan.reply_tokens={plan.reply_tokens}; raise it"
         )
-    attempts_s = limits.deadline_s * asked.worker.max_attempts
-    if attempts_s > 60 * asked.campaign.stall_min:
-        yield (
-            f"campaign.stall_min={asked.campaign.stall_min:g}: less than {asked.worker.max_attempts} attempts of "
-            f"limits.deadline_s={limits.deadline_s:g}; raise it to {attempts_s / 60:.0f}"
-        )
     if seconds.load > asked.engine.load_timeout_s:
         yield (
             f"engine.load_timeout_s={asked.engine.load_timeout_s:g}: new weights take {seconds.load:.0f} s to read at "
             f"plan.disk_gb_s={plan.disk_gb_s:g}; raise it"
+        )
+
+
+def _of_stalls(asked: Asked) -> Iterator[str]:
+    """No rollout ends while an engine does not start, nor in the attempts that follow."""
+    limits, worker, engine, stall_min = asked.limits, asked.worker, asked.engine, asked.campaign.stall_min
+    needed_s = worker.max_failed_starts * engine.startup_timeout_s + worker.max_attempts * limits.deadline_s
+    if needed_s > 60 * stall_min:
+        yield (
+            f"campaign.stall_min={stall_min:g}: less than {worker.max_failed_starts} starts of "
+            f"engine.startup_timeout_s={engine.startup_timeout_s:g} and {worker.max_attempts} attempts of "
+            f"limits.deadline_s={limits.deadline_s:g}; raise it to {ceil(needed_s / 60)}"
         )
 
 

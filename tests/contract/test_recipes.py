@@ -109,7 +109,7 @@ def test_recipes_are_the_papers_runs_in_three_sizes() -> None:
         ("limits.max_calls=10", ("limits.max_calls=10", "plan.calls=20")),
         ("limits.max_sampled_tokens=1000", ("limits.max_sampled_tokens=1000", "draws 6000")),
         ("worker.max_output_tokens=100", ("worker.max_output_tokens=100", "plan.reply_tokens=300")),
-        ("campaign.stall_min=10", ("campaign.stall_min=10", "raise it to 60")),
+        ("campaign.stall_min=149", ("campaign.stall_min=149", "3 starts", "2 attempts", "raise it to 150")),
         ("engine.load_timeout_s=60", ("engine.load_timeout_s=60", "122 s")),
         ("engine.max_num_seqs=8", ("engine.max_num_seqs=8", "worker.concurrency=16")),
         ("credit.estimator=group", ("campaign.samples_per_group=1", "algorithm=ppo")),
