@@ -7,20 +7,31 @@ of keys (heads times the size of a head), F that of the feed-forward network, E 
     feed-forward  3 D F, or E (3 D F) and the router's D E
     norms         2 D, and 2 sizes of a head where queries and keys are normed
 
+as weights whose rows are queries, keys, experts, … : what ranks share is rows (`count_numbers`).
+
 Beside the layers: V D for the embedding, V D more for an output head that is not tied to it, D for the last norm.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from clawhpc.errors import UserError
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.serve.checks import count_positions
+
+Weight = tuple[int, int]
+"""Rows, and numbers of a row."""
+
+
+def count_numbers(weights: Iterable[Weight], num_ranks: int = 1) -> int:
+    """In `weights`, with what fills them up among ranks: FSDP gives each as many rows as the one with the most."""
+    return sum(ceil(rows / num_ranks) * num_ranks * width for rows, width in weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +86,25 @@ class Decoder:
         return self.hidden_size * self.num_experts
 
     @property
+    def layer_weights(self) -> tuple[Weight, ...]:
+        """Of a layer, as transformers has them."""
+        hidden, ffn, experts = self.hidden_size, self.ffn_size, self.num_experts
+        inputs = (self.query_width, self.key_width, self.key_width)
+        dense = ((ffn, hidden), (ffn, hidden), (hidden, ffn))
+        mixture = ((experts, 2 * ffn * hidden), (experts, hidden * ffn), (experts, hidden))
+        return (
+            *((rows, hidden) for rows in inputs),
+            (hidden, self.query_width),
+            *((rows, 1) for rows in inputs if self.qkv_bias),
+            *(((self.head_dim, 1),) * 2 if self.qk_norm else ()),
+            *(mixture if experts else dense),
+            *((hidden, 1),) * 2,
+        )
+
+    @property
     def layer_params(self) -> int:
         """Of a layer."""
-        feed_forward = max(1, self.num_experts) * self.expert_params + self.router_params
-        return self.attention_params + feed_forward + 2 * self.hidden_size
+        return count_numbers(self.layer_weights)
 
     @property
     def embedding_params(self) -> int:
@@ -86,14 +112,29 @@ class Decoder:
         return self.vocab_size * self.hidden_size
 
     @property
-    def backbone_params(self) -> int:
+    def backbone_weights(self) -> tuple[Weight, ...]:
         """Of all but an output head of its own: what a critic begins as."""
-        return self.num_layers * self.layer_params + self.embedding_params + self.hidden_size
+        return (*self.layer_weights * self.num_layers, (self.vocab_size, self.hidden_size), (self.hidden_size, 1))
+
+    @property
+    def backbone_params(self) -> int:
+        """Of the same."""
+        return count_numbers(self.backbone_weights)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Of the model."""
+        return (*self.backbone_weights, *(() if self.tied else ((self.vocab_size, self.hidden_size),)))
+
+    @property
+    def outer_weights(self) -> tuple[Weight, ...]:
+        """Of the model, outside of its layers."""
+        return self.weights[self.num_layers * len(self.layer_weights) :]
 
     @property
     def num_params(self) -> int:
         """Of the model."""
-        return self.backbone_params + (0 if self.tied else self.embedding_params)
+        return count_numbers(self.weights)
 
     @property
     def computed_params(self) -> int:

@@ -12,6 +12,9 @@ bf16, 4 in fp32), T the tokens of a row, and D, Q, K, F, V as in `decoder`:
               what autograd keeps of a layer, measured with transformers' Qwen3 and Qwen3-MoE
     logits    `logit_chunk` V 20: five times in fp32 on the way to log-probs, entropy and gradient
 
+Ranks share the rows of a weight, and the experts of a layer, whole: P is R times what the rank with the most of them
+has, also in what is gathered, but for the gradient in c.
+
 The most at a time is held + gathered + (row + half a layer for its gradients, or row + logits), or AdamW's own 4 P / R
 beside what is held. Policy and critic pass one after the other.
 """
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from clawhpc.credit.settings import CreditSettings
-from clawhpc.estimate.decoder import Decoder
+from clawhpc.estimate.decoder import Decoder, count_numbers
 from clawhpc.estimate.settings import PlanSettings
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.serve.settings import EngineSettings
@@ -41,7 +44,7 @@ GIB = float(1 << 30)
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """How many parameters the learner has to do with."""
+    """How many parameters the learner has to do with; among ranks, with what fills them up."""
 
     policy: int
     critic: int
@@ -54,14 +57,15 @@ class Networks:
         return self.policy + self.critic
 
 
-def count_networks(decoder: Decoder, learner: LearnerSettings, credit: CreditSettings) -> Networks:
-    """As `RlModule.configure_model` makes them."""
-    head = decoder.hidden_size if credit.needs_critic else 0
-    own = decoder.backbone_params if credit.needs_critic and learner.critic.backbone == "own" else 0
+def count_networks(decoder: Decoder, learner: LearnerSettings, credit: CreditSettings, num_ranks: int = 1) -> Networks:
+    """As `RlModule.configure_model` makes them, and shares them among `num_ranks`."""
+    policy = count_numbers(decoder.weights, num_ranks)
+    own = decoder.backbone_weights if learner.critic.backbone == "own" else ()
+    critic = (*own, (1, decoder.hidden_size)) if credit.needs_critic else ()
     return Networks(
-        policy=decoder.num_params,
-        critic=own + head,
-        reference=decoder.num_params if learner.loss.kl_coef else 0,
+        policy=policy,
+        critic=count_numbers(critic, num_ranks),
+        reference=policy if learner.loss.kl_coef else 0,
     )
 
 
@@ -94,31 +98,32 @@ class LearnerMemory:
 
 def learner_memory(decoder: Decoder, learner: LearnerSettings, credit: CreditSettings) -> LearnerMemory:
     """Of the rank with the largest part; `learner` knows its window (`for_context`)."""
-    networks = count_networks(decoder, learner, credit)
     num_ranks = learner.devices * learner.num_nodes
+    networks = count_networks(decoder, learner, credit, num_ranks)
     width = BYTES["bfloat16"] if learner.mixed else FP32
     part = FP32 * networks.learned / num_ranks
     layer = layer_activations(decoder, width) * learner.row_tokens
     inputs = width * decoder.hidden_size * learner.row_tokens
     kept = decoder.num_layers * (inputs if learner.gradient_checkpointing else layer)
     in_work = layer * (1.5 if learner.gradient_checkpointing else 0.5)
+    sharded = num_ranks > 1 or learner.mixed
     logits = min(learner.logit_chunk, learner.row_tokens) * decoder.vocab_size * LOGITS * FP32
     return LearnerMemory(
         weights=part,
         gradients=part,
         moments=MOMENTS * part,
         reference=FP32 * networks.reference / num_ranks,
-        gathered=gathered(decoder, width) if num_ranks > 1 or learner.mixed else FP32 * decoder.embedding_params,
+        gathered=gathered(decoder, width, num_ranks) if sharded else FP32 * decoder.embedding_params,
         activations=kept + in_work,
         logits=kept + logits,
         optimizer=part,
     )
 
 
-def gathered(decoder: Decoder, width: int) -> float:
-    """Of a sharded network, while a row passes: bytes."""
-    outside = decoder.num_params - decoder.num_layers * decoder.layer_params
-    return (GATHERED_LAYERS * decoder.layer_params + outside) * (2 * width + FP32)
+def gathered(decoder: Decoder, width: int, num_ranks: int) -> float:
+    """Of a sharded network, while a row passes: bytes. Only the gradients of the pass itself are not filled up."""
+    weights = (*decoder.layer_weights * GATHERED_LAYERS, *decoder.outer_weights)
+    return width * count_numbers(weights) + (width + FP32) * count_numbers(weights, num_ranks)
 
 
 def layer_activations(decoder: Decoder, width: int) -> float:

@@ -79,6 +79,8 @@ def _advice(asked: Asked, estimate: RunEstimate) -> str:
         ways.append("set learner.precision=bf16-mixed")
     if not learner.gradient_checkpointing:
         ways.insert(0, "set learner.gradient_checkpointing=true")
+    if asked.decoder.num_experts % asked.num_ranks:
+        ways.append(f"take a number of ranks that divides its {asked.decoder.num_experts} experts")
     if memory.logits > memory.activations:
         ways.insert(0, f"lower learner.logit_chunk={learner.logit_chunk}")
     else:

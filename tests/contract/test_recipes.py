@@ -89,6 +89,7 @@ def test_recipes_are_the_papers_runs_in_three_sizes() -> None:
     ("override", "words"),
     [
         ("learner.num_nodes=1", ("learner.num_nodes=1", "a rank needs", "raise learner.num_nodes")),
+        ("learner.num_nodes=3", ("learner.num_nodes=3", "a number of ranks that divides its 128 experts")),
         ("learner.gradient_checkpointing=false", ("set learner.gradient_checkpointing=true",)),
         ("learner.precision=32-true", ("set learner.precision=bf16-mixed",)),
         ("learner.logit_chunk=32768", ("lower learner.logit_chunk=32768",)),

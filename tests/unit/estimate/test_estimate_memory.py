@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from clawhpc.credit.settings import CreditSettings
-from clawhpc.estimate.decoder import KNOWN, Decoder, read_decoder
+from clawhpc.estimate.decoder import KNOWN, Decoder, count_numbers, read_decoder
 from clawhpc.estimate.memory import (
     FP32,
     GIB,
@@ -33,8 +36,10 @@ from clawhpc.learner.attention import TreeLayout, use_tree_attention
 from clawhpc.learner.batch import TreeBatch
 from clawhpc.learner.networks import TreePolicy
 from clawhpc.learner.policy import create_policy
+from clawhpc.learner.ranks import ALONE
 from clawhpc.learner.rl_module import RlModule
 from clawhpc.learner.settings import CriticSettings, LearnerSettings, LossSettings
+from clawhpc.learner.sharding import shard
 from clawhpc.learner.tokenizer import train_tokenizer
 from clawhpc.paths import RunPaths
 from clawhpc.serve.settings import EngineSettings
@@ -235,9 +240,55 @@ def test_with_checkpointing_a_row_keeps_the_input_of_each_layer_and_what_one_nee
 def test_ranks_share_what_is_held_and_each_gathers_whole_layers() -> None:
     alone = learner_memory(SHAPE, LearnerSettings(), PPO)
     shared = learner_memory(SHAPE, LearnerSettings(devices=4, num_nodes=2), PPO)
-    assert shared.held == alone.held / 8
-    assert (alone.gathered, shared.gathered) == (FP32 * SHAPE.embedding_params, gathered(SHAPE, FP32))
-    assert learner_memory(SHAPE, LearnerSettings(precision="bf16-mixed"), PPO).gathered == gathered(SHAPE, 2)
+    head = 16 * SHAPE.hidden_size  # of values: a single row, which one rank has
+    assert shared.held == (alone.held - head) / 8 + head
+    assert (alone.gathered, shared.gathered) == (FP32 * SHAPE.embedding_params, gathered(SHAPE, FP32, 8))
+    assert learner_memory(SHAPE, LearnerSettings(precision="bf16-mixed"), PPO).gathered == gathered(SHAPE, 2, 1)
+
+
+@contextmanager
+def ranks_of_nobody(number: int) -> Iterator[DeviceMesh]:
+    """This process is the first of them, and hears nothing of the others."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (number,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("number", [3, 8, 48])
+@pytest.mark.parametrize("decoder", [SHAPE, MIXTURE], ids=["dense", "experts"])
+def test_ranks_that_do_not_divide_the_rows_of_a_weight_hold_and_gather_what_fills_them_up(
+    decoder: Decoder, number: int
+) -> None:
+    decoder = dataclasses.replace(decoder, tied=False)
+    model = model_of(decoder, decoder.num_layers, torch.float32)
+    policy = TreePolicy(model, num_token_ids=decoder.vocab_size, logit_chunk=8, with_values=True)
+    with ranks_of_nobody(number) as mesh:
+        shard(policy, mesh, ALONE, bf16=False)
+        held = sum(parameter.to_local().untyped_storage().nbytes() for parameter in policy.parameters())  # type: ignore[attr-defined]
+        with Allocations() as allocations:
+            model.base_model.layers[0].unshard()
+    learner = LearnerSettings(devices=number, critic=CriticSettings(backbone="policy"))
+    said = learner_memory(decoder, learner, PPO)
+    assert said.weights == held
+    filled_up = count_numbers(decoder.layer_weights, number)
+    assert allocations.now == FP32 * filled_up
+    outside = decoder.num_params - decoder.num_layers * decoder.layer_params
+    whole = 2 * decoder.layer_params + outside
+    filled_up = 2 * filled_up + count_numbers(decoder.outer_weights, number)
+    assert said.gathered == FP32 * whole + 2 * FP32 * filled_up, "only gradients of a pass are not"
+
+
+def test_experts_are_shared_whole() -> None:
+    """128 of them, in all but a twentieth of the policy."""
+    decoder = KNOWN["Qwen3-30B-A3B"]
+    even = learner_memory(decoder, LearnerSettings(), GRPO).held
+    more = {
+        ranks: learner_memory(decoder, LearnerSettings(devices=ranks), GRPO).held * ranks / even
+        for ranks in (32, 40, 48, 64, 96)
+    }
+    assert more == pytest.approx({32: 1.0, 40: 1.24, 48: 1.12, 64: 1.0, 96: 1.48}, abs=0.01)
 
 
 def test_16_bytes_a_parameter_are_held_and_4_more_for_a_reference() -> None:
