@@ -200,10 +200,13 @@ def sweep_parts(policies: Path) -> None:
 
 
 def load_policy(folder: Path) -> PreTrainedModel:
-    """The model of a policy folder: float32, for trees, in training mode. UserError for one that does not suit them."""
+    """The model of a policy folder: float32, for trees, in training mode. UserError for one that does not suit them.
+
+    It is on the CPU also where Lightning has torch make things on a GPU: for that transformers wants another package.
+    """
     transformers_logging.disable_progress_bar()
     loaded: Any
-    with boundary(UserError, f"{folder}: no model that can be loaded"):
+    with boundary(UserError, f"{folder}: no model that can be loaded"), torch.device("cpu"):
         loaded = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )

@@ -19,7 +19,8 @@ from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import use_tree_attention
 from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
-from clawhpc.learner.settings import PolicySettings
+from clawhpc.learner.networks import load_tree_policy
+from clawhpc.learner.settings import LearnerSettings, PolicySettings
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
 from clawhpc.records import PolicyVersion
 from clawhpc.store import read_policy, weights_digest
@@ -91,6 +92,15 @@ def test_loading_and_saving_a_policy_changes_no_bit(tokenizer_folder: Path, tmp_
     assert second.probe == first.probe
     assert read_policy(tmp_path / "second") == second
     assert second.step == 7
+
+
+def test_a_policy_loads_on_the_cpu_where_lightning_has_torch_make_things_elsewhere(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    create_policy(tmp_path / "policy", tokenizer_folder, SMALL, seed=3)
+    with torch.device("meta"):
+        network = load_tree_policy(tmp_path / "policy", LearnerSettings(), with_values=True)
+    assert {tensor.device.type for tensor in (*network.model.parameters(), *network.model.buffers())} == {"cpu"}
 
 
 HUB_NAMES = {
