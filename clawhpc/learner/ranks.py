@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -59,13 +59,15 @@ END_S = 5.0
 """For the starter of a rank on another host to end, once the rank is dismissed; and again, once the starter is told."""
 TAIL_BYTES = 2000
 PIPE_BYTES = 4096
+ABORTING = threading.Lock()
+"""Whoever aborts the group has it: where one rank ends, so do the others, each noticed in a thread of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
     """This process among those that learn together. Of size 1, which costs nothing, it is by itself.
 
-    All ranks make the same calls in the same order. RuntimeError where another one is gone.
+    All ranks make the same calls in the same order. RuntimeError or ValueError where another one is gone.
     """
 
     rank: int = 0
@@ -149,7 +151,8 @@ def lead_ranks(
 
     The others are started: `command`, with a `Meeting` in JSON as its last argument. What rank r writes to its standard
     error is in `logs / rank-r.log`; `environment` is added to that of its host. They are ended with the block, whatever
-    they are about. LaunchError, which names host and log, within seconds of a bad end of one.
+    they are about. LaunchError, which names host and log, where one has come to a bad end: within seconds if rank 0 is
+    at work with it, else as soon as it turns to the others again.
     """
     first = Ranks(size=per_host * len(hosts), per_host=per_host)
     if first.size == 1:
@@ -244,12 +247,13 @@ def _joined(ranks: Ranks, store: dist.Store, *, cuda: bool) -> Iterator[None]:
 
 def _leave(*, abort: bool) -> None:
     """End the group of processes. `abort`: NCCL would else wait for those that are not about to leave, or are gone."""
-    if not dist.is_initialized():  # aborted already
-        return
-    if abort:
-        dist.distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
+    with ABORTING if abort else nullcontext():
+        if not dist.is_initialized():  # aborted already
+            return
+        if abort:
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
 
 
 class _Followers:
@@ -311,12 +315,15 @@ class _Followers:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """The RuntimeError by which torch says that a rank is gone becomes a LaunchError that says which, and why."""
+        """The error by which torch says that a rank is gone becomes a LaunchError that says which, and why.
+
+        It is a RuntimeError; where the group was aborted before rank 0 turned to it, a ValueError: there is none.
+        """
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             try:
-                ended = self._ended.get(timeout=NOTICE_S)
+                ended = self._ended.get(timeout=NOTICE_S if isinstance(error, RuntimeError) else 0.0)
             except queue.Empty:
                 raise error from None  # our own
             raise self._error(*ended) from error

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from clawhpc.engine.tokenizer import count_token_ids
 from clawhpc.errors import UserError
 from clawhpc.learner.attention import use_tree_attention
-from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
 from clawhpc.learner.networks import load_tree_policy
+from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
 from clawhpc.learner.settings import LearnerSettings, PolicySettings
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
 from clawhpc.records import PolicyVersion

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +31,7 @@ from clawhpc.learner.data import share_step
 from clawhpc.learner.hosts import LOOPBACK, THIS_HOST, Host
 from clawhpc.learner.networks import load_tree_policy
 from clawhpc.learner.policy import load_policy, save_policy
-from clawhpc.learner.ranks import NOTICE_S, SILENCE, Ranks, group_of_one, lead_ranks
+from clawhpc.learner.ranks import NOTICE_S, SILENCE, Ranks, _Followers, _leave, group_of_one, lead_ranks
 from clawhpc.learner.sharding import RankEnvironment, clip_gradients, shard
 from clawhpc.learner.steps import StepBatch
 from clawhpc.ledger.reap import read_processes
@@ -95,6 +96,46 @@ def test_a_rank_that_fails_is_named_with_its_log_and_not_waited_for(tmp_path: Pa
         began = time.monotonic()
         ranks.gather(0)
     assert str(tmp_path / "rank-1.log") in str(caught.value)
+    assert time.monotonic() - began < NOTICE_S
+
+
+def test_a_rank_that_ends_while_rank_0_is_busy_is_named_though_its_end_has_taken_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With GPUs the end of a rank aborts the group, and rank 0, which was collecting, finds none when it comes back."""
+    watch = _Followers.watch
+    monkeypatch.setattr(_Followers, "watch", lambda self, *, abort: watch(self, abort=True))
+    how = "rank 1 of the learner has ended with exit code 1: ValueError: a reason; its log"
+    with pytest.raises(LaunchError, match=how), lead(rank("fail"), tmp_path) as ranks:  # noqa: PT012
+        until = time.monotonic() + NOTICE_S
+        while torch.distributed.is_initialized() and time.monotonic() < until:
+            time.sleep(0.05)
+        ranks.scatter([1, 2])
+
+
+def test_a_group_that_several_threads_would_abort_is_aborted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each rank that has ended, and rank 0 by itself."""
+    aborted: list[int] = []
+
+    def abort() -> None:
+        time.sleep(0.1)
+        aborted.append(1)
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: not aborted)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", abort)
+    threads = [threading.Thread(target=_leave, kwargs={"abort": True}) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert aborted == [1]
+
+
+def test_a_value_error_of_rank_0_is_its_own_and_waits_for_nobody(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), lead(rank("wait"), tmp_path) as ranks:  # noqa: PT012
+        ranks.gather(0)
+        began = time.monotonic()
+        raise ValueError("mine")
     assert time.monotonic() - began < NOTICE_S
 
 
