@@ -30,8 +30,8 @@ $(STAMPS)/venv-$(EXTRA): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is older than Python 3.11: make … PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing packages into $(VENV): 2.7 GB, three to six minutes"
-	$(BIN)/pip install -q -e '.[$(EXTRA)]' || { \
-	  echo "once more, with PyTorch's own index, which has its CPU build:"; \
+	$(BIN)/pip install -q -e '.[$(EXTRA)]' || { [ $(EXTRA) = cpu ] && \
+	  echo "once more, with PyTorch's own index, which has its CPU build:" && \
 	  $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) -e '.[$(EXTRA)]'; }
 	[ $(EXTRA) != cpu ] || $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@

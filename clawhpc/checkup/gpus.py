@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clawhpc.checkup.finding import Finding, State, lacking
 from clawhpc.checkup.machine import Answer, Machine
+from clawhpc.checkup.packages import GPU_BUILD
 
 OLDEST_DRIVER: Mapping[int, tuple[int, int]] = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 """For each major version of CUDA, whose minor versions are compatible: NVIDIA's CUDA compatibility guide, table 2."""
@@ -59,8 +60,7 @@ def _judge_driver(driver: str, torch_cuda: str | None, needed: bool) -> Finding:
     what = "GPU driver"
     if torch_cuda is None:
         found = f"{driver}; the installed torch is for CPUs"
-        remedy = "pip install -e '.[gpu]'"
-        return Finding(what=what, state=lacking(needed), found=found, remedy=remedy)
+        return Finding(what=what, state=lacking(needed), found=found, remedy=GPU_BUILD)
     least = OLDEST_DRIVER.get(numbers(torch_cuda)[0])
     found = f"{driver}; torch has CUDA {torch_cuda}"
     if least is None:

