@@ -14,8 +14,10 @@ class Probe:
     """Aligned with `token_ids[1:]`: log-prob of each token given those before it, temperature 1."""
     tolerance: float
     """Largest mean absolute difference at which an engine in the learner's own precision still holds the same weights.
-
-    `serve` allows more where the engine computes in a coarser one.
+    """
+    bfloat16_tolerance: float = 0.2
+    """The same for an engine that computes in bfloat16, or in anything finer than that. This is the least; a model of
+    many layers or experts has more. Weights that are another policy's: 0.8 and more.
     """
 
 

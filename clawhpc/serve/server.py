@@ -47,7 +47,7 @@ class PolicyServer:
     """A running engine and the policy that it draws from."""
 
     def __init__(
-        self, engines: Sequence[VllmEngine], process: Process, settings: EngineSettings, log: EngineLog
+        self, engines: Sequence[VllmEngine], process: Process, settings: EngineSettings, log: EngineLog, *, on_cpu: bool
     ) -> None:
         self.engines = engines
         """One for each copy of the policy. Their calls fail with EngineError as soon as the process is gone."""
@@ -55,6 +55,7 @@ class PolicyServer:
         """Of the weights that draw now, checked."""
         self._process = process
         self._settings = settings
+        self._on_cpu = on_cpu
         self._log = log
 
     @property
@@ -132,7 +133,7 @@ class PolicyServer:
         """Trust the engine when it agrees with the learner about the policy's probe."""
         for engine in self.engines:
             engine_logprobs = await engine.score(policy.probe.token_ids)
-            check_probe(policy.step, policy.probe, engine_logprobs, self._settings.dtype)
+            check_probe(policy.step, policy.probe, engine_logprobs, self._settings.dtype, on_cpu=self._on_cpu)
         self._distrust("")
         self.policy_step = policy.step
 
@@ -193,7 +194,7 @@ async def serve_policy(
             ) as process,
             clients(socket, settings, num_token_ids, partial(last_words, process, engine_log)) as engines,
         ):
-            server = PolicyServer(engines, process, settings, engine_log)
+            server = PolicyServer(engines, process, settings, engine_log, on_cpu=cpu)
             await server._start(policy)
             yield server
 

@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from clawhpc.engine.tokenizer import count_token_ids
-from clawhpc.errors import UserError
+from clawhpc.errors import EngineError, UserError
 from clawhpc.learner.attention import use_tree_attention
 from clawhpc.learner.networks import load_tree_policy
 from clawhpc.learner.policy import VOCAB_MULTIPLE, create_policy, describe_model, load_policy, save_policy, sweep_parts
 from clawhpc.learner.settings import LearnerSettings, PolicySettings
 from clawhpc.learner.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, train_tokenizer
-from clawhpc.records import PolicyVersion
+from clawhpc.records import PolicyVersion, Probe
+from clawhpc.serve.checks import check_probe
 from clawhpc.store import read_policy, weights_digest
 from tests.fakes.disk import largest_file
 from tests.fakes.learner_trees import tiny_model
@@ -260,6 +261,42 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, tokenizer_folder: Path) ->
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         save_policy(tmp_path / "next", model, empty, step=1, renderer="qwen3", thinking=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "policy"]
+
+
+def in_bfloat16(policy: PolicyVersion, probe: Probe) -> list[float]:
+    """Log-probs that an engine in bfloat16 gives for a probe."""
+    plain = AutoModelForCausalLM.from_pretrained(policy.path, dtype=torch.bfloat16, attn_implementation="eager")
+    ids_BT = torch.tensor([probe.token_ids])
+    with torch.no_grad():
+        logprobs_TV = plain(ids_BT).logits[0, :-1].float().log_softmax(-1)
+    return logprobs_TV.gather(-1, ids_BT[0, 1:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_probe_allows_what_bfloat16_does_to_its_policy_and_not_other_weights(
+    kind: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """As one of 48 layers and 128 experts, whose log-probs rounding moves by 0.2 on average."""
+    policies = []
+    for seed in range(2):
+        model = model_of(kind, tokenizer_folder)
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+        torch.nn.init.constant_(model.base_model.norm.weight, 100.0)
+        policies.append(saved(model, tmp_path / str(seed), tokenizer_folder))
+    own, other = policies
+    assert own.probe.bfloat16_tolerance > 0.2
+    check_probe(0, own.probe, in_bfloat16(own, own.probe), "bfloat16")
+    with pytest.raises(EngineError, match=r"over 0\.2"):
+        check_probe(0, replace(own.probe, bfloat16_tolerance=0.2), in_bfloat16(own, own.probe), "bfloat16")
+    with pytest.raises(EngineError, match="does not hold the weights"):
+        check_probe(0, own.probe, in_bfloat16(other, own.probe), "bfloat16")
+
+
+def test_a_policy_that_bfloat16_suits_has_the_least_tolerance(tokenizer_folder: Path, tmp_path: Path) -> None:
+    own = saved(model_of("llama", tokenizer_folder), tmp_path / "own", tokenizer_folder)
+    assert own.probe.bfloat16_tolerance == 0.2
 
 
 def as_from_elsewhere(folder: Path, source: Path, **config: object) -> Path:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_an_engine_in_bfloat16_may_differ_from_a_float32_learner_by_what_its_ari
         check_probe(4, PROBE, rounded, "float32")
     with pytest.raises(EngineError, match=r"by 0.5 on average, over 0.2"):
         check_probe(4, PROBE, other, "bfloat16")
+
+
+def test_an_engine_in_bfloat16_may_differ_as_far_as_the_learner_has_measured_that_this_policy_does() -> None:
+    probe = replace(PROBE, bfloat16_tolerance=0.6)
+    check_probe(4, probe, (-1.5, -2.5), "bfloat16")
+    with pytest.raises(EngineError, match=r"by 0.5 on average, over 0.001"):
+        check_probe(4, probe, (-1.5, -2.5), "float32")
+    with pytest.raises(EngineError, match=r"by 0.8 on average, over 0.6"):
+        check_probe(4, probe, (-1.8, -2.8), "bfloat16")
+
+
+def test_float32_on_a_gpu_may_be_as_coarse_as_tf32_which_is_finer_than_bfloat16() -> None:
+    check_probe(4, PROBE, (-1.03, -1.98), "float32", on_cpu=False)
+    with pytest.raises(EngineError, match=r"by 0.5 on average, over 0.2"):
+        check_probe(4, PROBE, (-1.5, -2.5), "float32", on_cpu=False)
 
 
 def test_one_token_that_a_rounding_tips_does_not_deny_the_others() -> None:

@@ -64,7 +64,7 @@ class Script:
 
 
 def server(
-    script: Script, tmp_path: Path, process: Any = None, *, num_copies: int = 1, **settings: Any
+    script: Script, tmp_path: Path, process: Any = None, *, num_copies: int = 1, on_cpu: bool = True, **settings: Any
 ) -> PolicyServer:
     transport = httpx2.MockTransport(script.answer)
     process, log = process or FakeProcess(), EngineLog(tmp_path / "log")
@@ -74,7 +74,7 @@ def server(
         VllmEngine(Path("/run/e"), max_model_len=16, num_token_ids=10, rank=rank, transport=transport, explain=explain)
         for rank in range(num_copies)
     ]
-    return PolicyServer(engines, process, EngineSettings(**settings), log)
+    return PolicyServer(engines, process, EngineSettings(**settings), log, on_cpu=on_cpu)
 
 
 @pytest.fixture
@@ -120,6 +120,15 @@ async def test_nothing_but_its_own_timeout_bounds_a_load_or_a_start(tmp_path: Pa
     script.deadlines.clear()
     await running.load(policy)
     assert script.deadlines == pytest.approx([began + 5_000] * len(ORDER), abs=60)
+
+
+@pytest.mark.anyio
+async def test_an_engine_in_float32_on_a_gpu_is_trusted_though_it_rounds(tmp_path: Path, policy: PolicyVersion) -> None:
+    on_gpu, on_cpu = (server(Script(logprob=-1.01), tmp_path, on_cpu=on_cpu) for on_cpu in (False, True))
+    await on_gpu.load(policy)
+    assert on_gpu.policy_step == 7
+    with pytest.raises(EngineError, match=r"differ by 0\.01"):
+        await on_cpu.load(policy)
 
 
 @pytest.mark.anyio
