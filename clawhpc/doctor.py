@@ -7,6 +7,7 @@ import getpass
 import os
 import shlex
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -164,7 +165,17 @@ class Desk:
         def look() -> list[Finding]:
             return gpus.check_gpus(self.machine, torch_cuda=gpus.torch_cuda(), dtype=dtype, needed=needed)
 
-        return [Check(part="GPUs", what="GPUs", look=look, needed=needed)]
+        compilers = (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")  # as Triton looks for them
+        headers = Path(sysconfig.get_path("include", "posix_prefix"))
+        return [
+            Check(part="GPUs", what="GPUs", look=look, needed=needed),
+            Check(
+                part="GPUs",
+                what="C compiler",
+                look=lambda: [gpus.check_compiler(self.machine, compilers, headers, needed=needed)],
+                needed=needed,
+            ),
+        ]
 
     def _needs_gpu(self) -> bool:
         return self.config.learner.accelerator == "cuda" or packages.built_for(packages.installed_version) == "gpu"

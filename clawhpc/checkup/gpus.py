@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clawhpc.checkup.finding import Finding, State, lacking
@@ -16,6 +16,7 @@ OLDEST_DRIVER: Mapping[int, tuple[int, int]] = {11: (450, 80), 12: (525, 60), 13
 OLDEST_CAPABILITY = (7, 5)
 """Of vLLM: its installation guide."""
 BFLOAT16_CAPABILITY = (8, 0)
+BUILD_TOOLS = "apt-get install gcc python3-dev (as root), or module load gcc and a Python that has its headers"
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits")
 
 
@@ -53,6 +54,9 @@ def _judge_gpus(found: str, capability: tuple[int, ...], dtype: str, needed: boo
         return Finding(what="GPUs", state=lacking(needed), found=found, remedy=remedy)
     if dtype == "bfloat16" and capability < BFLOAT16_CAPABILITY:
         return Finding(what="GPUs", state=State.LIMITED, found=f"{found}; no bfloat16", remedy="engine.dtype=float32")
+    if needed and dtype == "float32" and capability >= BFLOAT16_CAPABILITY:
+        found = f"{found}; the engine would compute in float32, which is slower on them"
+        return Finding(what="GPUs", state=State.LIMITED, found=found, remedy="engine=gpu")
     return Finding(what="GPUs", state=State.WORKS, found=found)
 
 
@@ -70,6 +74,16 @@ def _judge_driver(driver: str, torch_cuda: str | None, needed: bool) -> Finding:
         remedy = f"ask for driver {wants} or newer, or install torch for an older CUDA"
         return Finding(what=what, state=lacking(needed), found=f"{found}, which wants {wants}", remedy=remedy)
     return Finding(what=what, state=State.WORKS, found=found)
+
+
+def check_compiler(machine: Machine, compilers: Sequence[str], headers: Path, *, needed: bool) -> Finding:
+    """Whether there is what Triton builds with at its first kernel: one of `compilers`, and Python.h in `headers`."""
+    header = headers / "Python.h"
+    compiler, has_header = next(filter(None, map(machine.find, compilers)), None), bool(machine.read(str(header)))
+    found = f"{compiler or 'no ' + ' or '.join(compilers)}; {header if has_header else f'no {header}'}"
+    if compiler and has_header:
+        return Finding(what="C compiler", state=State.WORKS, found=found)
+    return Finding(what="C compiler", state=lacking(needed), found=found, remedy=BUILD_TOOLS if needed else "")
 
 
 def numbers(version: str) -> tuple[int, ...]:

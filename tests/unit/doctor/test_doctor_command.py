@@ -47,6 +47,15 @@ def test_on_one_machine_they_count_and_slurm_does_not(tmp_path: Path) -> None:
     assert (rows["Slurm"].state, rows["Slurm"].remedy) == (State.NOT_NEEDED, "")
 
 
+def test_a_learner_on_gpus_wants_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the environment names stands for any other, as it does for Triton."""
+    monkeypatch.delenv("CC", raising=False)
+    row = rows_of(tmp_path, "learner=gpu")["C compiler"]
+    assert (row.state, row.found.startswith("no gcc or clang; no /")) == (State.MISSING, True)
+    monkeypatch.setenv("CC", "icx")
+    assert rows_of(tmp_path, "learner=gpu")["C compiler"].found.startswith("no icx; no /")
+
+
 def test_only_what_is_missing_counts_against_a_configuration() -> None:
     rows = [Finding(what=state.name, state=state, found="") for state in State]
     assert missing({"one": rows}) == ["MISSING"]

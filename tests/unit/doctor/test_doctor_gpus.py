@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from clawhpc.checkup.finding import Finding, State
-from clawhpc.checkup.gpus import check_gpus, read_cuda
+from clawhpc.checkup.gpus import check_compiler, check_gpus, read_cuda
 from clawhpc.checkup.machine import Answer
 from tests.fakes.machine import FakeMachine
 
@@ -48,6 +50,36 @@ def test_gpus_that_the_engine_does_not_know_are_missing() -> None:
 
 def test_a_gpu_without_bfloat16_has_a_limit_that_is_named() -> None:
     assert (rows(T4)[0].state, rows(T4)[0].remedy) == (LIMITED, "engine.dtype=float32")
+
+
+@pytest.mark.parametrize(("needed", "state", "remedy"), [(True, LIMITED, "engine=gpu"), (False, WORKS, "")])
+def test_an_engine_in_float32_where_bfloat16_is_faster_is_a_limit(needed: bool, state: State, remedy: str) -> None:
+    row = rows(H200, dtype="float32", needed=needed)[0]
+    assert (row.state, row.remedy) == (state, remedy)
+
+
+HEADERS = Path("/usr/include/python3.11")
+HEADER = {"/usr/include/python3.11/Python.h": "#define PY"}
+
+
+@pytest.mark.parametrize(
+    ("programs", "files", "state", "words"),
+    [
+        (("clang",), HEADER, WORKS, "/usr/bin/clang; /usr/include/python3.11/Python.h"),
+        ((), HEADER, MISSING, "no gcc or clang; /usr/include"),
+        (("gcc",), {}, MISSING, "/usr/bin/gcc; no /usr/include/python3.11/Python.h"),
+    ],
+)
+def test_gpus_want_a_compiler_with_pythons_headers(
+    programs: tuple[str, ...], files: dict[str, str], state: State, words: str
+) -> None:
+    """Triton builds with them at its first kernel."""
+    machine = FakeMachine(programs=programs, files=files)
+    row = check_compiler(machine, ("gcc", "clang"), HEADERS, needed=True)
+    assert (row.state, bool(row.remedy)) == (state, state is MISSING)
+    assert words in row.found
+    idle = check_compiler(machine, ("gcc", "clang"), HEADERS, needed=False)
+    assert (idle.state, idle.remedy) == (WORKS if state is WORKS else NOT_NEEDED, "")
 
 
 @pytest.mark.parametrize(
