@@ -67,6 +67,9 @@ def lay_run(study: Study, arm: Arm, reward: Curve, *, skipped: int = 0) -> None:
         "campaign: {groups_per_step: 8, samples_per_group: 8}\nlearner: {epochs: 4, lr: 0.0002, schedule: linear}\n"
     )
     paths.finished.write_text("{}")
+    cold_start = RunPaths(study.cold_starts(arm.seed) / "001")
+    cold_start.root.mkdir(parents=True, exist_ok=True)
+    cold_start.finished.touch()
 
 
 @pytest.fixture
