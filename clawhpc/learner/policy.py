@@ -24,7 +24,7 @@ from clawhpc.learner.exactness import check_exactness
 from clawhpc.learner.settings import PolicySettings
 from clawhpc.learner.tokenizer import END_OF_MESSAGE, END_OF_TEXT
 from clawhpc.records import PolicyVersion, Probe
-from clawhpc.store import publish_policy, weights_digest
+from clawhpc.store import is_whole, publish_policy, read_policy, weights_digest
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ def save_policy(
     """Publish `model` as the PolicyVersion of `step` in `folder`, whole or not at all. A whole one that is there stays.
 
     `tokenizer_folder` is any folder with the tokenizer's files, such as that of an earlier version; they are copied.
+    What bfloat16 does to that version is taken to be true of this one: to measure it takes a pass of the whole model.
     `state_dict` has the weights where `model` is sharded: all of them, on the CPU, by the model's own names. Then
     `model` is asked for its class and configuration alone, so one rank can publish for all.
     OSError, which names a path, when the disk is full.
@@ -118,7 +119,7 @@ def save_policy(
                 digest=weights_digest(part),
                 renderer=renderer,
                 thinking=thinking,
-                probe=make_probe(model, num_token_ids),
+                probe=make_probe(model, num_token_ids, bfloat16_tolerance=known_tolerance(tokenizer_folder)),
             )
             return publish_policy(part, policy)
     finally:  # published, it is there no more
@@ -238,11 +239,16 @@ def _check_weights(folder: Path, found: Mapping[str, Collection[Any]]) -> None:
             raise UserError(f"{folder}: its weights are not those of its config.json: {len(keys)} {kind}, as {keys[0]}")
 
 
-def make_probe(model: PreTrainedModel, num_token_ids: int) -> Probe:
+def known_tolerance(folder: Path) -> float | None:
+    """How far an engine in bfloat16 may differ from the PolicyVersion in `folder`; None where there is none."""
+    return read_policy(folder).probe.bfloat16_tolerance if is_whole(folder) else None
+
+
+def make_probe(model: PreTrainedModel, num_token_ids: int, *, bfloat16_tolerance: float | None = None) -> Probe:
     """Ids that are the same for all versions of a policy, with this model's log-probs over its whole output head.
 
-    Whoever computes in bfloat16 may differ as far as bfloat16 itself goes, which depends on the model: it is measured.
-    UserError for a model that gives NaN or infinity.
+    Whoever computes in bfloat16 may differ as far as bfloat16 itself goes, which depends on the model: it is measured
+    where `bfloat16_tolerance` does not say it. UserError for a model that gives NaN or infinity.
     """
     generator = torch.Generator().manual_seed(0)
     length = min(PROBE_TOKENS, model.config.max_position_embeddings)
@@ -250,14 +256,16 @@ def make_probe(model: PreTrainedModel, num_token_ids: int) -> Probe:
     logprobs_T = sequence_logprobs(model, ids_T)
     if not logprobs_T.isfinite().all():
         raise UserError("the model's log-probs are not finite: its weights are broken")
-    rounded = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
-    rounded_T = sequence_logprobs(_whole_model(model, rounded, torch.bfloat16), ids_T)
-    gap = (rounded_T - logprobs_T).abs().mean().item()
+    if bfloat16_tolerance is None:
+        rounded = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
+        rounded_T = sequence_logprobs(_whole_model(model, rounded, torch.bfloat16), ids_T)
+        gap = (rounded_T - logprobs_T).abs().mean().item()
+        bfloat16_tolerance = max(Probe.bfloat16_tolerance, BFLOAT16_TIMES * gap)
     return Probe(
         token_ids=tuple(ids_T.tolist()),
         logprobs=tuple(logprobs_T.tolist()),
         tolerance=PROBE_TOLERANCE,
-        bfloat16_tolerance=max(Probe.bfloat16_tolerance, BFLOAT16_TIMES * gap),
+        bfloat16_tolerance=bfloat16_tolerance,
     )
 
 

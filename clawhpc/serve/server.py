@@ -78,7 +78,7 @@ class PolicyServer:
         return last_words(self._process, self._log)
 
     async def load(self, policy: PolicyVersion, *, in_flight: Literal["wait", "keep"] = "wait") -> None:
-        """Draw from `policy` from now on; new calls wait until it is in place, or with vLLM 0.33 and `wait` are lost.
+        """Draw from `policy` from now on; new calls wait until it is in place.
 
         `in_flight`: what becomes of completions that are being drawn. `wait` lets them finish with the old weights.
         `keep` has them go on with the new ones, over a prefix that is computed again, and their `weight_versions` say

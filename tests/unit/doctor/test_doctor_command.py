@@ -35,6 +35,11 @@ def test_on_a_login_node_what_workers_need_is_looked_at_elsewhere(
         assert rows[what].state is State.MISSING
 
 
+def test_what_runs_on_gpus_is_looked_at_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert rows_of(tmp_path, *OVERRIDES, "engine=gpu")["memory"].remedy.endswith("launch=slurm engine=gpu")
+
+
 def test_in_a_job_they_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     rows = rows_of(tmp_path, *OVERRIDES)

@@ -299,6 +299,17 @@ def test_a_policy_that_bfloat16_suits_has_the_least_tolerance(tokenizer_folder: 
     assert own.probe.bfloat16_tolerance == 0.2
 
 
+def test_the_next_version_of_a_policy_is_allowed_what_bfloat16_did_to_this_one(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    own = saved(model_of("llama", tokenizer_folder), tmp_path / "own", tokenizer_folder)
+    written = Path(own.path, "policy.json")
+    written.write_text(written.read_text().replace('"bfloat16_tolerance":0.2', '"bfloat16_tolerance":0.7'))
+    model = load_policy(Path(own.path))
+    later = save_policy(tmp_path / "later", model, Path(own.path), step=1, renderer="qwen3", thinking=False)
+    assert later.probe.bfloat16_tolerance == 0.7
+
+
 def as_from_elsewhere(folder: Path, source: Path, **config: object) -> Path:
     """The model of a policy folder without our word beside it, and with another configuration."""
     shutil.copytree(source, folder)
