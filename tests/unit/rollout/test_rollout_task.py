@@ -13,6 +13,7 @@ from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.tasks.harbor import load_tasks
 from clawhpc.tasks.layout import Layout
+from clawhpc.verify.script import GUARD_FOLDER
 from tests.fakes.records import make_task
 from tests.fakes.rollout import LIMITS, OK, FakeSandbox, one_call, parts_of, plan_of
 from tests.fakes.task_sets import lay_harbor
@@ -82,4 +83,5 @@ async def test_the_harness_sees_of_a_harbor_task_its_workspace_and_no_other_of_i
     assert harness.cwd == "/app"
     assert not any(mount.source.is_relative_to(root) for mount in harness.mounts)
     assert {"/tests", "/logs/verifier"}.isdisjoint(mount.target for mount in harness.mounts)
-    assert {"/app", "/tests", "/logs/verifier"} == {mount.target for mount in script.mounts}
+    targets = {mount.target for mount in script.mounts}
+    assert {"/app", "/tests", "/logs/verifier"} == {one for one in targets if not one.startswith(GUARD_FOLDER)}
