@@ -76,6 +76,10 @@ TESTS, REWARDS = "/tests", "/logs/verifier"
 STARTED_THERE_SCRIPT = f"""\
 python3 -c 'import copy, json, pickle, subprocess'
 python3 -m json.tool <<< 1
+echo 'import copy, json, pickle, subprocess' > check_it.py
+python3 check_it.py
+python3 -m check_it
+python3 -m mypy --strict check_it.py
 python3 <<< 'import json'
 PYTHONPATH=$PYTHONPATH:{TESTS}/packages python3 -m pytest -q {TESTS}/test_answer.py >&2
 echo $((1 - $?)) > {REWARDS}/reward.txt
@@ -194,20 +198,27 @@ PYTEST_TRICKS = {
         mkdir _pytest evil.dist-info; cat /evil/evil.py | tee test_answer.py pytest.py evil.py > _pytest/__init__.py
         printf '[pytest11]\nevil = evil\n' > evil.dist-info/entry_points.txt""",
 }
-STARTED_THERE_TRICKS = PYTEST_TRICKS | {
-    name: TRICKS[name]
-    for name in (
-        *("a module of the standard library", "modules that Python looks for and has not"),
-        *("sitecustomize, usercustomize and a .pth", "programs in the workspace and in HOME", "dotfiles"),
-    )
+TOOL_TRICKS = {
+    "tools that an image may lack": "mkdir mypy; cat /evil/evil.py | tee mypy/__init__.py mypy/__main__.py > ruff.py"
 }
+STARTED_THERE_TRICKS = (
+    PYTEST_TRICKS
+    | TOOL_TRICKS
+    | {
+        name: TRICKS[name]
+        for name in (
+            *("a module of the standard library", "modules that Python looks for and has not"),
+            *("sitecustomize, usercustomize and a .pth", "programs in the workspace and in HOME", "dotfiles"),
+        )
+    }
+)
 KINDS = ["bubblewrap", pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.slow])]
 ALWAYS = {
     *("nothing", "a module of the standard library", "sitecustomize, usercustomize and a .pth", "a reward"),
     *("programs in the workspace and in HOME", "dotfiles", "a link in the place of the verifier"),
     *("a link to the verifier", "a link through a process", "links out", "a pipe for an answer", "processes that stay"),
     *GIT_TRICKS,
-    *("conftest.py", "settings of pytest", "modules that Python looks for and has not"),
+    *("conftest.py", "settings of pytest", "modules that Python looks for and has not", *TOOL_TRICKS),
 }
 """The rest takes a minute, and is played all at once as well."""
 LONG = {"very many files", "folders of any depth"}

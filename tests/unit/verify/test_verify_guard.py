@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,7 +92,13 @@ WAYS = {
     "a command": ("-c", SAYS),
     "standard input": (),
     "a dash": ("-",),
-    "a package whose tools have the name of an installed one": ("-m", "shadow"),
+    "a command that runs a module": ("-c", "import runpy; runpy.run_module('main')"),
+    "a command that imports by a name": ("-c", "import importlib as i; print(i.import_module('tools').WORD)"),
+    "a command that looks one up": ("-c", "import pydoc; print(pydoc.locate('tools.WORD'))"),
+    "a command that puts another in its place": (
+        "-c",
+        "from unittest import mock\nwith mock.patch('tools.WORD', 'right') as word: print(word)",
+    ),
 }
 
 
@@ -100,8 +107,7 @@ WAYS = {
 def test_a_program_of_the_workspace_finds_its_own_modules(bench: Bench, words: tuple[str, ...], below: bool) -> None:
     bench.write({"app/main.py": SAYS, "app/tools.py": RIGHT, "tests/tools.py": "WORD = 'of the tests'\n"})
     bench.write({"app/folder/__main__.py": SAYS, "app/folder/tools.py": RIGHT, "app/package/__main__.py": SAYS})
-    bench.write({"app/package/inner.py": SAYS, "app/shadow.py": "import queue as q; print(q.WORD)\n"})
-    bench.write({"app/queue.py": RIGHT, "tests/run.py": RUN})
+    bench.write({"app/package/inner.py": SAYS, "tests/run.py": RUN})
     (bench.place / "main").symlink_to("app/main.py")
     words = tuple(word.format(app=bench.app, place=bench.place) for word in words)
     if below:
@@ -118,6 +124,28 @@ def test_a_file_of_the_tests_finds_those_beside_it_and_none_of_the_workspace(ben
     assert not bench.cheated
 
 
+def test_a_program_that_has_its_modules_named_to_an_installed_one_finds_them(bench: Bench) -> None:
+    """As Django has its settings."""
+    bench.write({"there/frame/work.py": "import importlib\ndef load(name): return importlib.import_module(name)\n"})
+    bench.write({"app/main.py": "from frame.work import load\nprint(load('tools').WORD)\n", "app/tools.py": RIGHT})
+    assert bench.run("main.py", PYTHONPATH=f"{bench.place}/there") == "right\n"
+
+
+@pytest.mark.parametrize("below", ["", "folder/"])
+def test_a_process_that_a_program_starts_finds_its_modules_too(bench: Bench, below: str) -> None:
+    program = """\
+import multiprocessing, tools
+def say(): print(tools.WORD, flush=True)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=say)
+    process.start()
+    process.join()
+"""
+    bench.write({f"app/{below}main.py": program, f"app/{below}tools.py": "from more import WORD\n"})
+    bench.write({f"app/{below}more.py": RIGHT})
+    assert bench.run(f"{below}main.py") == "right\n"
+
+
 def test_unittest_finds_the_tests_that_it_is_given(bench: Bench) -> None:
     case = "import tools, unittest\nclass T(unittest.TestCase):\n  def test(self): pass\n"
     bench.write({"app/tools.py": RIGHT, "app/test_it.py": case})
@@ -132,15 +160,21 @@ def test_a_pytest_of_the_tests_can_import_what_the_workspace_has(bench: Bench) -
 
 TAKEN = (
     *("json.py", "msvcrt.py", "org/python/core.py", "sitecustomize.py", "usercustomize.py"),
-    *("runpy.py", "encodings.py"),
+    *("runpy.py", "encodings.py", "winreg.py"),
 )
 """Modules that Python has, and some that it looks for and has not."""
+USES = "import copy, json, pickle, subprocess"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("-c", "import copy, json, pickle, subprocess"),
+        ("-c", USES),
+        ("check.py",),
+        ("{app}/check.py",),
+        ("../app/check.py",),
+        ("-m", "check"),
+        ("check.zip",),
         ("-m", "json.tool", "/dev/null"),
         ("-",),
         ("-m", "pytest", "--version"),
@@ -149,12 +183,28 @@ TAKEN = (
     ids=lambda words: " ".join(words)[:16],
 )
 def test_no_module_of_the_workspace_is_taken_for_an_installed_one(bench: Bench, words: tuple[str, ...]) -> None:
+    """Not for a file either that the verifier has put into the workspace, to run it there."""
     bench.plant(*TAKEN)
-    bench.run(*words, stdin="import copy, json, pickle, subprocess")
+    bench.write({"app/check.py": f"{USES}\nprint('right')\n"})
+    with zipfile.ZipFile(bench.app / "check.zip", "w") as archive:
+        archive.write(bench.app / "check.py", "__main__.py")
+    said = bench.run(*(word.format(app=bench.app) for word in words), stdin=USES)
     assert not bench.cheated
+    assert "Error" not in said
 
 
-@pytest.mark.parametrize("tool", [*(one for one in sorted(guard.TOOLS) if find_spec(one) is None), "planted"])
+def test_a_program_of_the_workspace_has_the_installed_module_rather_than_its_own_of_that_name(bench: Bench) -> None:
+    bench.write({"app/pluggy.py": "WORD = 'its own'\n", "app/main.py": "import pluggy; print(pluggy.__file__)\n"})
+    for words in (["main.py"], ["-m", "main"]):
+        assert bench.run(*words).endswith("site-packages/pluggy/__init__.py\n")
+
+
+def test_who_has_cleaned_the_environment_has_what_python_does(bench: Bench) -> None:
+    bench.write({"tests/run.py": f"import os\ndel os.environ[{guard.TESTS_VARIABLE!r}]\n{RUN}"})
+    assert bench.run(f"{bench.tests}/run.py", "-c", "print('right')") == "right\n"
+
+
+@pytest.mark.parametrize("tool", [*(one for one in sorted(guard.TOOLS) if find_spec(one) is None), "winreg", "planted"])
 def test_a_tool_that_is_not_installed_is_not_taken_from_the_workspace(bench: Bench, tool: str) -> None:
     bench.plant(f"{tool}.py")
     bench.run("-m", tool, "--version")
@@ -172,6 +222,7 @@ ASKING = {
     "by the way from the workspace": ("../tests", "-k", "test"),
     "beside one of the workspace": ("{tests}", "test_own.py"),
     "among all that there is": ("..",),
+    "after a flag": ("-q", "{tests}"),
 }
 
 
@@ -197,18 +248,24 @@ def test_nor_does_one_that_starts_among_the_tests(bench: Bench) -> None:
     write_files(bench.place, SETTINGS)
     evil = CHEAT.format(place=bench.place)
     bench.write({"tests/test_it.py": "def test(): pass\n", "evil.py": evil, "conftest.py": evil})
-    assert "1 passed" in bench.run("-m", "pytest", cwd=bench.tests)
+    bench.plant("log")
+    for words in ([], ["--junitxml", str(bench.app / "log")], ["test_it.py", str(bench.app)]):
+        assert "1 passed" in bench.run("-m", "pytest", *words, cwd=bench.tests)
     assert not bench.cheated
 
 
-@pytest.mark.parametrize("words", [(), ("test_it.py",), ("{app}",)], ids=["all", "a file", "a folder"])
+@pytest.mark.parametrize(
+    "words",
+    [(), ("test_it.py",), ("{app}",), ("--ignore", "{tests}")],
+    ids=["all", "a file", "a folder", "an option's value"],
+)
 def test_the_suite_of_the_workspace_has_its_own_settings(bench: Bench, words: tuple[str, ...]) -> None:
     """As sets have it whose test.sh runs the tests of a repository."""
     write_files(bench.app, {"pytest.ini": "[pytest]\npythonpath = src\n"})
     fixture = "import pytest\n@pytest.fixture\ndef word(): return 'right'\n"
     bench.write({"app/src/tools.py": RIGHT, "app/conftest.py": fixture, "tests/run.py": RUN})
     bench.write({"app/test_it.py": "from tools import WORD\ndef test(word): assert WORD == word\n"})
-    words = tuple(word.format(app=bench.app) for word in words)
+    words = tuple(word.format(app=bench.app, tests=bench.tests) for word in words)
     assert "1 passed" in bench.run("-m", "pytest", *words)
     assert "1 passed" in bench.run(f"{bench.tests}/run.py", "-m", "pytest", *words)
 
