@@ -19,6 +19,8 @@ from clawhpc.records import ExecResult, Verdict
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 REWARD_JSON, REWARD_TEXT, REWARD_KEY = "reward.json", "reward.txt", "reward"
+FAULTS = (OSError, ValueError, msgspec.DecodeError)
+"""Of a reward file."""
 MAX_FILE_BYTES = 1 << 20
 """Of a reward file; they hold some numbers."""
 TAIL_CHARS = 400
@@ -44,29 +46,38 @@ def read_reward(script: str, task_id: str, result: ExecResult) -> float:
 def read_reward_files(folder: Path, script: str, task_id: str, result: ExecResult) -> Verdict:
     """What `script` wrote to reward.json or reward.txt in `folder`, whatever its exit code.
 
-    reward.json is an object; its numbers are the breakdown, and its `reward`, or else the only number that it has, is
-    the reward. So is the number in reward.txt. Where both files have one, the smaller counts: a script writes one of
-    them, and the other may be by a program of the workspace that it ran. Raises `VerifierError` where there is no
-    number in [0, 1].
+    reward.json is an object; its numbers are the breakdown, and its `reward` is the reward. So is the number in
+    reward.txt; where there is no such file, so is the only number of reward.json under whatever name. A script writes
+    one of the files, and the other may be by a program of the workspace that it ran: where both have a reward, the
+    smaller counts, and where one has none in [0, 1], it takes nothing from the other. Raises `VerifierError` where
+    neither has one.
     """
-    fault = _cut_off(result)
+    if cut_off := _cut_off(result):
+        raise _failure(script, task_id, result, f"{cut_off}, exit code {result.exit_code}")
+    json, text = folder / REWARD_JSON, folder / REWARD_TEXT
+    numbers: dict[str, float] = {}
+    rewards, faults = [], []
     try:
-        if fault:
-            raise ValueError(fault)
-        numbers, text = _numbers(folder), _number(folder)
-        reward = _the_reward(numbers, text)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise _failure(script, task_id, result, f"{error}, exit code {result.exit_code}") from error
-    parts = {name: value for name, value in (numbers or {}).items() if name != REWARD_KEY}
-    return Verdict(reward=reward, breakdown=parts)
+        if (content := _read(json)) is not None:
+            numbers = _numbers(content)
+            rewards.append(_the_reward(numbers, alone=not os.path.lexists(text)))
+    except FAULTS as error:
+        faults.append(str(error))
+    try:
+        if (content := _read(text)) is not None:
+            rewards.append(_number(content))
+    except FAULTS as error:
+        faults.append(str(error))
+    if not rewards:
+        fault = "; ".join(faults) or f"wrote neither {REWARD_JSON} nor {REWARD_TEXT}"
+        raise _failure(script, task_id, result, f"{fault}, exit code {result.exit_code}")
+    parts = {name: value for name, value in numbers.items() if name != REWARD_KEY}
+    return Verdict(reward=min(rewards), breakdown=parts)
 
 
-def _numbers(folder: Path) -> dict[str, float] | None:
-    """Those in reward.json, by their names; None where there is no such file."""
-    data = _read(folder / REWARD_JSON)
-    if data is None:
-        return None
-    found = msgspec.json.decode(data)
+def _numbers(content: bytes) -> dict[str, float]:
+    """Those in reward.json, by their names."""
+    found = msgspec.json.decode(content)
     if not isinstance(found, dict):
         raise ValueError(f"{REWARD_JSON} is not an object")
     numbers = {name: float(value) for name, value in found.items() if type(value) in (int, float)}
@@ -75,29 +86,28 @@ def _numbers(folder: Path) -> dict[str, float] | None:
     return numbers
 
 
-def _number(folder: Path) -> float | None:
-    """The one in reward.txt; None where there is no such file."""
-    text = _read(folder / REWARD_TEXT)
-    if text is None:
-        return None
-    word = text.decode(errors="replace").strip()
+def _the_reward(numbers: dict[str, float], *, alone: bool) -> float:
+    """The one among the `numbers`, whose file is or is not the only one."""
+    if REWARD_KEY in numbers:
+        return _in_range(numbers[REWARD_KEY])
+    if len(numbers) == 1 and alone:
+        return _in_range(next(iter(numbers.values())))
+    named = f"names {len(numbers)} numbers and none of them {REWARD_KEY}" if numbers else "has no number"
+    raise ValueError(f"{REWARD_JSON} {named}")
+
+
+def _number(content: bytes) -> float:
+    """The one in reward.txt."""
+    word = content.decode(errors="replace").strip()
     if not NUMBER.fullmatch(word):
         raise ValueError(f"{REWARD_TEXT} holds {word[:TAIL_CHARS]!r}, not a number")
-    return float(word)
+    return _in_range(float(word))
 
 
-def _the_reward(numbers: dict[str, float] | None, text: float | None) -> float:
-    if numbers is None and text is None:
-        raise ValueError(f"wrote neither {REWARD_JSON} nor {REWARD_TEXT}")
-    numbers = numbers or {}
-    only = next(iter(numbers.values())) if len(numbers) == 1 else None
-    rewards = [reward for reward in (numbers.get(REWARD_KEY, only), text) if reward is not None]
-    if not rewards:
-        named = f"names {len(numbers)} numbers and none of them {REWARD_KEY}" if numbers else "has no number"
-        raise ValueError(f"{REWARD_JSON} {named}")
-    if bad := [reward for reward in rewards if not 0.0 <= reward <= 1.0]:
-        raise ValueError(f"the reward {bad[0]} is not in [0, 1]")
-    return min(rewards)
+def _in_range(reward: float) -> float:
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"the reward {reward} is not in [0, 1]")
+    return reward
 
 
 def _read(path: Path) -> bytes | None:

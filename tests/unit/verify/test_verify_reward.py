@@ -39,7 +39,8 @@ def test_named_numbers_are_the_breakdown_and_the_one_named_reward_is_the_reward(
     [
         ("0", '{"reward": 1}', 0.0),
         ("1", '{"reward": 0.25}', 0.25),
-        ("1", '{"right": 0.75}', 0.75),
+        ("1", '{"right": 0.75}', 1.0),
+        ("1", '{"right": 7}', 1.0),
         ("0", '{"right": 0.75}', 0.0),
         ("0.5", '{"right": 0.75, "fast": 0.25}', 0.5),
         ("0.5", "{}", 0.5),
@@ -51,6 +52,27 @@ def test_of_two_files_with_a_reward_the_smaller_counts_for_one_of_them_may_be_pl
     verdict = read(write(tmp_path, text=text, json=json))
     assert verdict.reward == reward
     assert ("right" in verdict.breakdown) is ("right" in json)
+
+
+@pytest.mark.parametrize(
+    ("text", "json"),
+    [
+        ("0.5", "garbage"),
+        ("0.5", "[1]"),
+        ("0.5", '{"reward": 7}'),
+        ("0.5", '{"reward": 1e999}'),
+        ("garbage", '{"reward": 0.5}'),
+        ("7", '{"reward": 0.5}'),
+    ],
+)
+def test_of_two_files_one_without_a_reward_takes_none_from_the_other(tmp_path: Path, text: str, json: str) -> None:
+    """Else a program of the workspace could void a verdict of 0."""
+    assert read(write(tmp_path, text=text, json=json)) == Verdict(reward=0.5)
+
+
+def test_nor_does_a_link(tmp_path: Path) -> None:
+    (tmp_path / "reward.txt").symlink_to("/nowhere")
+    assert read(write(tmp_path, json='{"reward": 0.5}')) == Verdict(reward=0.5)
 
 
 def test_the_only_number_is_the_reward_under_whatever_name(tmp_path: Path) -> None:
@@ -71,7 +93,8 @@ def test_every_reward_is_read_back(reward: float) -> None:
         ({"text": ""}, r"reward\.txt holds '', not a number"),
         ({"text": "pass"}, r"reward\.txt holds 'pass', not a number"),
         ({"text": "nan"}, r"reward\.txt holds 'nan', not a number"),
-        ({"text": "0", "json": '{"reward": 1.5}'}, r"the reward 1\.5 is not in \[0, 1\]"),
+        ({"text": "2", "json": '{"reward": 1.5}'}, r"the reward 1\.5 is not in \[0, 1\]; the reward 2\.0 is not in"),
+        ({"text": "pass", "json": '{"right": 1}'}, r"reward\.json names 1 numbers and .*; reward\.txt holds 'pass'"),
         ({"text": "1.5"}, r"the reward 1\.5 is not in \[0, 1\]"),
         ({"json": ""}, "truncated"),
         ({"json": "[1]"}, r"reward\.json is not an object"),
