@@ -37,6 +37,8 @@ PYTEST_SETTINGS = "pytest.ini"
 """Of the task's own tests; must stand in its folder."""
 SWOLLEN = "workspace_too_large"
 """In the breakdown of a verdict that is 0 because the script could not cope with what the policy has piled up."""
+SWALLOWED = ("memory:", "disk:", "output:")
+"""What `ExecResult.exceeded` begins with where what there is to read may be to blame: it starts no processes."""
 GUARD_FOLDER = "/run/clawhpc/guard"
 """In the verifier's sandbox, on PYTHONPATH; guard.py is all that lies there."""
 GIT_ENVIRONMENT = {
@@ -62,7 +64,9 @@ async def verify_workspace(
         num_bytes = await to_thread.run_sync(make_safe, workspace, *mounts, abandon_on_cancel=True)
         rewards = Path(tempfile.mkdtemp(prefix="reward-", dir=workspace.parent))
         result = await sandbox.run(reward_command(task, workspace, rewards, sandbox_id), timeout_s=most_s)
-        if result.exceeded and has_swollen(num_bytes, task.input_dir):
+        if result.exceeded.startswith(SWALLOWED) and await to_thread.run_sync(
+            has_swollen, num_bytes, task.input_dir, abandon_on_cancel=True
+        ):
             return Verdict(reward=0.0, breakdown={SWOLLEN: 1.0})
         if check.reward_folder is not None:
             return read_reward_files(rewards, check.script, task.task_id, result)

@@ -151,6 +151,18 @@ async def test_one_that_takes_too_much_of_itself_or_too_long_has_failed(bench: B
         await verdict_on(bench, LATE)
 
 
+async def test_nor_is_a_swollen_workspace_to_blame_for_what_its_bytes_do_not_take(bench: Bench) -> None:
+    lay_large(bench.workspace / "answer.txt")
+    with pytest.raises(VerifierError, match="took more of the host than a sandbox may: processes"):
+        await verdict_on(bench, result(exit_code=137, exceeded="processes: 1025 at a time; the limit is 1024"))
+
+
+@pytest.mark.parametrize("what", ["memory", "disk", "output"])
+async def test_but_for_what_they_do(bench: Bench, what: str) -> None:
+    lay_large(bench.workspace / "answer.txt")
+    assert (await verdict_on(bench, result(exit_code=137, exceeded=f"{what}: much"))).reward == 0.0
+
+
 async def test_one_that_copes_with_a_swollen_workspace_gives_what_it_gives(bench: Bench) -> None:
     lay_large(bench.workspace / "answer.txt")
     assert (await verdict_on(bench, result(stdout="0.5"))).reward == 0.5
