@@ -35,7 +35,7 @@ async def open_sandbox(settings: SandboxSettings, *, ledger: Ledger, cache_dir: 
     reasons = []
     for kind in ("apptainer", "bubblewrap") if settings.kind == "auto" else (settings.kind,):
         try:
-            backend = _backend(kind, settings, ledger, cache_dir)
+            backend = _backend(kind, settings, root, ledger, cache_dir)
             sandbox = Container(backend=backend, root=root, ledger=ledger, limits=settings.limits)
             await check_sandbox(sandbox)
         except (UserError, SandboxError) as error:
@@ -58,16 +58,25 @@ def _root(settings: SandboxSettings, folder: Path, ledger: Ledger, cache_dir: Pa
     if image.suffix == ".def":
         image = build_image(image, apptainer=_apptainer(cache_dir), cache_dir=cache_dir, ledger=ledger)
     mounts = Path("/proc/self/mounts").read_text(errors="surrogateescape")
+    if settings.kind == "bubblewrap":
+        _check_folder(image)
     if settings.stage or (settings.stage is None and is_far(image, ledger.scratch, mounts)):
         image = stage_image(image, ledger)
     return image_root(image, folder, writable=settings.writable)
 
 
-def _backend(kind: str, settings: SandboxSettings, ledger: Ledger, cache_dir: Path) -> Backend:
+def _check_folder(image: Path) -> None:
+    """Raise UserError where bubblewrap cannot start from it."""
+    if not image.is_dir():
+        raise UserError("sandbox.image: bubblewrap takes an image as a folder; Apptainer takes a .sif")
+
+
+def _backend(kind: str, settings: SandboxSettings, root: Root, ledger: Ledger, cache_dir: Path) -> Backend:
     if kind == "apptainer":
         return Apptainer(program=_apptainer(cache_dir), config_dir=ledger.scratch / "apptainer")
     if settings.writable:
         raise UserError("sandbox.writable takes Apptainer")
+    _check_folder(root.base)
     return Bubblewrap(program=find_bubblewrap())
 
 

@@ -44,6 +44,18 @@ async def test_an_image_is_written_with_apptainer_only(ledger: Ledger, tmp_path:
     assert message == "no sandbox works here. bubblewrap: sandbox.writable takes Apptainer"
 
 
+async def test_bubblewrap_takes_no_image_that_is_a_file(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "image.sif"
+    image.touch()
+    why = "sandbox.image: bubblewrap takes an image as a folder; Apptainer takes a .sif"
+    assert await refusal(SandboxSettings(kind="bubblewrap", image=str(image)), ledger, tmp_path) == why
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message = await refusal(SandboxSettings(image=str(image)), ledger, tmp_path, HostError)
+    assert message.endswith(f"see containers/README.md; bubblewrap: {why}")
+
+
 async def test_a_missing_apptainer_says_where_to_read_on(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
