@@ -1,17 +1,22 @@
-"""A Chat Completions endpoint on the loopback that says what a test has written for it, and keeps what it was asked."""
+"""A Chat Completions endpoint on the loopback that says what a test has written for it, and keeps what it was asked;
+and a judge that asks it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
 import msgspec
 
-from clawhpc.records import Criterion, Rubric
+from clawhpc.records import Criterion, Judgement, Rubric
+from clawhpc.verify.judge import open_judge
+from clawhpc.verify.prompt import Case
+from clawhpc.verify.settings import JudgeModel, JudgeSettings
 
 RUBRIC = Rubric(
     criteria=(
@@ -120,3 +125,41 @@ def verdict(*values: float) -> Answer:
 def failure(status: int, message: str = "no", **headers: str) -> Answer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer({"error": {"message": message}}, status=status, headers=named)
+
+
+# ---- a judge that asks it --------------------------------------------------------------------------------------------
+
+CASE = Case(rubric=RUBRIC, instruction="Find the cause.", workspace=('{"path": "report.md", "text": "It was DNS."}',))
+FAST = JudgeSettings(request_s=5.0, backoff_s=0.0)
+GOOD = verdict(1.0, 0.5)
+"""0.875 by the weights 3 and 1."""
+
+
+@asynccontextmanager
+async def asking(
+    *script: Answer | Says,
+    key: str | None = None,
+    models: int = 1,
+    settings: JudgeSettings = FAST,
+    case: Case = CASE,
+    **model: Any,
+) -> AsyncIterator[tuple[JudgeEndpoint, Any]]:
+    """A scripted endpoint, and what asks its judge about the case."""
+    async with judge_endpoint(*script) as endpoint:
+        env = None if key is None else "JUDGE_KEY"
+        named = {
+            name: JudgeModel(name=name, base_url=endpoint.url, api_key_env=env, **model)
+            for name in (f"judge-{number}" for number in range(models))
+        }
+        async with open_judge(replace(settings, models=named), {"JUDGE_KEY": key or ""}) as judge:
+
+            async def ask(timeout_s: float = 10.0) -> Judgement:
+                assert judge is not None
+                return await judge.judge(case, timeout_s=timeout_s)
+
+            yield endpoint, ask
+
+
+async def judged(*script: Answer | Says, timeout_s: float = 10.0, **more: Any) -> Judgement:
+    async with asking(*script, **more) as (_, ask):
+        return await ask(timeout_s)
