@@ -28,7 +28,7 @@ quickstart: $(STAMPS)/venv-$(EXTRA)
 $(STAMPS)/venv-$(EXTRA): pyproject.toml
 	@mkdir -p $(STAMPS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is older than Python 3.11: make … PYTHON=python3.11")'
-	test -x $(BIN)/pip || $(BIN)/python -m ensurepip 2> /dev/null || $(PYTHON) -m venv --clear $(VENV)
+	test -x $(BIN)/pip || $(BIN)/python -m ensurepip --default-pip 2> /dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing packages into $(VENV): 2.7 GB, three to six minutes"
 	$(BIN)/pip install -q -e '.[$(EXTRA)]' || { [ $(EXTRA) = cpu ] && \
 	  echo "once more, with PyTorch's own index, which has its CPU build:" && \
