@@ -7,6 +7,7 @@ PYTHON ?= python3
 EXTRA ?= cpu
 VENV := .venv$(if $(filter gpu,$(EXTRA)),-gpu)
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
 # Where torch's CPU build lies for people whose package index does not have it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 STAMPS := .stamps
@@ -28,16 +29,16 @@ quickstart: $(STAMPS)/venv-$(EXTRA)
 $(STAMPS)/venv-$(EXTRA): pyproject.toml
 	@mkdir -p $(STAMPS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is older than Python 3.11: make … PYTHON=python3.11")'
-	test -x $(BIN)/pip || $(BIN)/python -m ensurepip --default-pip 2> /dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) --version > /dev/null 2>&1 || $(BIN)/python -m ensurepip 2> /dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing packages into $(VENV): 2.7 GB, three to six minutes"
-	$(BIN)/pip install -q -e '.[$(EXTRA)]' || { [ $(EXTRA) = cpu ] && \
+	$(PIP) install -q -e '.[$(EXTRA)]' || { [ $(EXTRA) = cpu ] && \
 	  echo "once more, with PyTorch's own index, which has its CPU build:" && \
-	  $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) -e '.[$(EXTRA)]'; }
-	[ $(EXTRA) != cpu ] || $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec triton
+	  $(PIP) install -q --extra-index-url $(TORCH_INDEX) -e '.[$(EXTRA)]'; }
+	[ $(EXTRA) != cpu ] || $(PIP) uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 
 $(STAMPS)/dev-$(EXTRA): $(STAMPS)/venv-$(EXTRA)
-	$(BIN)/pip install -q -e '.[dev]'
+	$(PIP) install -q -e '.[dev]'
 	@touch $@
 
 # A harness from PyPI needs a pip: that of the virtual environment will do. What cannot be had here is said, and its tests
