@@ -48,7 +48,7 @@ class JobSettings:
                 raise ValueError(
                     f"sbatch.{option}=false: true gives an option that has no value; one that is not wanted is left out"
                 )
-        if self.gpus_per_node and re.search(r"\bgpu\b", self.gres or ""):
+        if self.gpus_per_node is not None and re.search(r"\bgpu\b", self.gres or ""):
             raise ValueError(
                 f"gres={self.gres} and gpus_per_node={self.gpus_per_node} both ask for GPUs, which sbatch refuses; set "
                 "one of them to null"
