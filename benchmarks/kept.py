@@ -24,7 +24,7 @@ Kept = TypeVar("Kept")
 MEASURE = "pass@1"
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Where runs were made, and when they ended."""
 

@@ -218,7 +218,7 @@ class Desk:
             needed=self._on_slurm,
             partition=asked.partition,
             timeout_min=timeout_min,
-            num_gpus=asked.gpus_per_node or slurm.count_gpus(asked.gres or ""),
+            num_gpus=asked.num_gpus or 0,
             num_cores=asked.cpus_per_task or 1,
             memory_gib=asked.mem_gb or 0.0,
             **rest,

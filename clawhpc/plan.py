@@ -16,7 +16,7 @@ from clawhpc.estimate.decoder import find_decoder
 from clawhpc.estimate.memory import GIB
 from clawhpc.estimate.misfit import find_misfits
 from clawhpc.estimate.rollouts import harness_costs
-from clawhpc.estimate.run import Asked, RunEstimate, estimate_run, num_gpus
+from clawhpc.estimate.run import Asked, RunEstimate, estimate_run
 from clawhpc.launch.settings import JobSettings
 
 FITS = "It fits, as far as can be worked out."
@@ -179,7 +179,7 @@ def _jobs(asked: Asked, estimate: RunEstimate) -> Iterator[tuple[str, str]]:
 
 
 def _job(job: JobSettings, timeout_min: int) -> str:
-    gpus = f"{num_gpus(job) or 0} GPUs" + (f" ({job.gres})" if job.gres else "")
+    gpus = f"{job.num_gpus or 0} GPUs" + (f" ({job.gres})" if job.gres else "")
     return f"each {gpus}, {job.cpus_per_task or '?'} CPUs, {job.mem_gb or '?'} GB, {timeout_min / 60:g} h"
 
 

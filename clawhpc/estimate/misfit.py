@@ -7,7 +7,7 @@ from itertools import chain
 from math import ceil
 
 from clawhpc.estimate.memory import GIB
-from clawhpc.estimate.run import Asked, RunEstimate, num_gpus
+from clawhpc.estimate.run import Asked, RunEstimate
 from clawhpc.estimate.seconds import GIGA
 from clawhpc.launch.settings import JobSettings
 
@@ -127,13 +127,13 @@ def _of_jobs(asked: Asked, estimate: RunEstimate) -> Iterator[str]:
     if not asked.on_slurm:
         return
     workers, campaign = asked.launch.slurm, asked.launch.campaign
-    have = num_gpus(workers)
+    have = workers.num_gpus
     if asked.engine_on_gpu and have is not None and have < asked.engine_gpus:
         yield (
             f"{_gpus_of('launch.slurm', workers)}: an engine takes {asked.engine_gpus} GPUs "
             "(engine.tensor_parallel_size times engine.data_parallel_size)"
         )
-    have = num_gpus(campaign)
+    have = campaign.num_gpus
     if asked.learner_on_gpu and have is not None and have < asked.learner.devices:
         asks = _gpus_of("launch.campaign", campaign)
         yield f"{asks}: learner.devices={asked.learner.devices} takes a GPU each"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -26,7 +25,7 @@ from clawhpc.estimate.memory import (
 from clawhpc.estimate.rollouts import HarnessCost, StepTokens, step_tokens
 from clawhpc.estimate.seconds import GIGA, StepSeconds, Workers, step_seconds
 from clawhpc.estimate.settings import PlanSettings
-from clawhpc.launch.settings import JobSettings, LaunchSettings
+from clawhpc.launch.settings import LaunchSettings
 from clawhpc.learner.settings import LearnerSettings
 from clawhpc.records import Limits
 from clawhpc.serve.settings import EngineSettings
@@ -66,12 +65,12 @@ class Asked:
     @property
     def engine_on_gpu(self) -> bool:
         """Engines have GPUs: they are asked for, or the engine is that of conf/engine/gpu.yaml."""
-        return self.engine.dtype == "bfloat16" or (self.on_slurm and bool(num_gpus(self.launch.slurm)))
+        return self.engine.dtype == "bfloat16" or (self.on_slurm and bool(self.launch.slurm.num_gpus))
 
     @property
     def learner_on_gpu(self) -> bool:
         """Its ranks have a GPU each."""
-        asked = self.on_slurm and bool(num_gpus(self.launch.campaign))
+        asked = self.on_slurm and bool(self.launch.campaign.num_gpus)
         return self.learner.accelerator == "cuda" or (self.learner.accelerator == "auto" and asked)
 
     @property
@@ -91,16 +90,6 @@ class Asked:
         num = min(self.launch.num_workers, at_once or self.launch.num_workers)
         cpus = self.launch.slurm.cpus_per_task if self.on_slurm else self.num_cpus
         return Workers(num=num, concurrency=self.worker.concurrency, num_cpus=cpus)
-
-
-def num_gpus(job: JobSettings) -> int | None:
-    """Of a node of `job`; None where it does not ask for any in so many words."""
-    if job.gpus_per_node is not None:
-        return job.gpus_per_node
-    if job.gres is None:
-        return None
-    found = re.search(r"gpu(?::[^:,]+)*?(?::(\d+))?(?:,|$)", job.gres)
-    return int(found[1] or 1) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)

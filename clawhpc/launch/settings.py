@@ -48,11 +48,21 @@ class JobSettings:
                 raise ValueError(
                     f"sbatch.{option}=false: true gives an option that has no value; one that is not wanted is left out"
                 )
-        if self.gpus_per_node is not None and re.search(r"\bgpu\b", self.gres or ""):
+        if self.gpus_per_node is not None and self._gpus_of_gres is not None:
             raise ValueError(
                 f"gres={self.gres} and gpus_per_node={self.gpus_per_node} both ask for GPUs, which sbatch refuses; set "
                 "one of them to null"
             )
+
+    @property
+    def num_gpus(self) -> int | None:
+        """Of a node; None where it does not ask for any in so many words."""
+        return self._gpus_of_gres if self.gpus_per_node is None else self.gpus_per_node
+
+    @property
+    def _gpus_of_gres(self) -> int | None:
+        found = re.search(r"(?:^|,)gpu(?::[^:,]+)*?(?::(\d+))?(?:,|$)", self.gres or "")
+        return int(found[1] or 1) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)

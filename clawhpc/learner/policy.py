@@ -47,8 +47,7 @@ PROBE_TOLERANCE = 1e-4
 """The learner's weights are float32, in which fused and unfused kernels differ by 1e-6 on average."""
 BFLOAT16_TIMES = 3.0
 """An engine in bfloat16 may differ from the learner by so many times what this model does in it here, for its kernels
-round elsewhere. Another policy's weights differ by fifteen times it and more: so seen with 2 to 48 layers, with 128
-experts and without.
+round elsewhere. Another policy's weights differ by far more: tests/unit/learner/test_learner_policy.py.
 """
 VOCAB_MULTIPLE = 64
 """Rows of the embedding are padded to a multiple of it, which GPU kernels like. Never drawn, never trained."""

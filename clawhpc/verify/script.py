@@ -31,14 +31,10 @@ from clawhpc.records import ScriptCheck, TaskSpec, Verdict
 from clawhpc.sandbox.base import Mount, Sandbox, SandboxCommand
 from clawhpc.verify import guard
 from clawhpc.verify.reward import read_reward, read_reward_files
-from clawhpc.verify.workspace import has_swollen, make_safe
+from clawhpc.verify.workspace import make_safe
 
 PYTEST_SETTINGS = "pytest.ini"
 """Of the task's own tests; must stand in its folder."""
-SWOLLEN = "workspace_too_large"
-"""In the breakdown of a verdict that is 0 because the script could not cope with what the policy has piled up."""
-SWALLOWED = ("memory:", "disk:", "output:")
-"""What `ExecResult.exceeded` begins with where what there is to read may be to blame: it starts no processes."""
 GUARD_FOLDER = "/run/clawhpc/guard"
 """In the verifier's sandbox, on PYTHONPATH; guard.py is all that lies there."""
 GIT_ENVIRONMENT = {
@@ -54,20 +50,14 @@ async def verify_workspace(
 ) -> Verdict:
     """The verdict on `workspace`, a folder on the host in which no process of the harness runs any more.
 
-    Raises `VerifierError` when the script fails, hangs, or gives no number in [0, 1]. One that takes more of the host
-    than it may, over a workspace that the policy has swollen, is no failure: else there were no reward where 0 is due.
+    Raises `VerifierError` when the script fails, hangs, or gives no number in [0, 1].
     """
     check = script_check(task)
     most_s = timeout_s if check.timeout_s is None else min(timeout_s, check.timeout_s)
     with boundary(VerifierError, f"verifier of {task.task_id}"):
-        mounts = (task.workspace_mount, check.mount)
-        num_bytes = await to_thread.run_sync(make_safe, workspace, *mounts, abandon_on_cancel=True)
+        await to_thread.run_sync(make_safe, workspace, task.workspace_mount, check.mount, abandon_on_cancel=True)
         rewards = Path(tempfile.mkdtemp(prefix="reward-", dir=workspace.parent))
         result = await sandbox.run(reward_command(task, workspace, rewards, sandbox_id), timeout_s=most_s)
-        if result.exceeded.startswith(SWALLOWED) and await to_thread.run_sync(
-            has_swollen, num_bytes, task.input_dir, abandon_on_cancel=True
-        ):
-            return Verdict(reward=0.0, breakdown={SWOLLEN: 1.0})
         if check.reward_folder is not None:
             return read_reward_files(rewards, check.script, task.task_id, result)
         return Verdict(reward=read_reward(check.script, task.task_id, result))

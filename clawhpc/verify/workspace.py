@@ -16,24 +16,19 @@ INSTALLED = (*PROGRAMS, "opt")
 """Top-level folders outside the workspace to which a link may lead: nobody inside can write there."""
 MOST_HOLES_BYTES = 1 << 30
 """Of a file, what is not on disk. No answer has as much; who reads on through a terabyte of zeros never ends."""
-SWOLLEN_BYTES = 64 << 20
-"""Beyond what a task has brought. With fewer no verifier comes near the limits of a sandbox by reading, copying or
-printing what is there; a hundred times what answers have.
-"""
 LONGEST_PATH = 3000
 """Bytes of a folder's path on the host. The kernel takes 4096; with less, every path below it can be dealt with."""
 
 
-def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> int:
+def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> None:
     """`workspace`, which stands at `mount` inside, has an empty folder to mount over where the verifier's own folder
     will stand, if that is at `check_mount` in it; all else can be read, to its end, and no link leads to the verifier's
     folder, nor to any place where an answer could come to be.
 
     What the harness put in that place, and folders nested deeper than any script could name them, are moved beside the
     workspace. Pipes, sockets, devices and files that are all holes are removed: an answer that cannot be read counts as
-    none. No process of the harness may run any more. Returns how many bytes its files have, holes included.
+    none. No process of the harness may run any more.
     """
-    num_bytes = 0
     top, inside = str(workspace), PurePosixPath(mount)
     hidden = PurePosixPath(check_mount) if check_mount is not None else None
     workspace.chmod(OPEN_FOLDER)
@@ -50,7 +45,6 @@ def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> in
                     os.unlink(entry.path)
             elif entry.is_file() and not _has_no_end(entry):
                 allow(entry.path, OPEN_FILE)
-                num_bytes += entry.stat().st_size
             elif not entry.is_dir():
                 os.unlink(entry.path)
             else:
@@ -59,13 +53,6 @@ def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> in
                     _set_aside(Path(entry.path), workspace)
                 else:
                     folders.append(entry.path)
-    return num_bytes
-
-
-def has_swollen(num_bytes: int, input_dir: str | None) -> bool:
-    """Whether a workspace with as many bytes has much beyond what the task has brought, in `input_dir`."""
-    given = Path(input_dir).rglob("*") if input_dir is not None else ()
-    return num_bytes - sum(path.stat().st_size for path in given if path.is_file()) > SWOLLEN_BYTES
 
 
 def make_room(place: Path) -> None:

@@ -15,14 +15,13 @@ from clawhpc.harness.claude_code import ClaudeCodeSettings
 from clawhpc.harness.registry import make_harness
 from clawhpc.ledger import Ledger
 from clawhpc.proxy.respond import ScriptedResponder
-from clawhpc.records import Conversation, ExecResult, Limits, Outcome, Reply, Verdict
+from clawhpc.records import Conversation, ExecResult, Limits, Outcome, Reply
 from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Mount, Sandbox
 from clawhpc.sandbox.settings import SandboxLimits, SandboxSettings
 from clawhpc.tasks.families import ShellStep
 from clawhpc.tasks.oracle import shell_call
 from clawhpc.verify.script import verify_workspace
-from clawhpc.verify.workspace import SWOLLEN_BYTES
 from tests.fakes.records import make_group, make_task, script_verifier
 from tests.sandbox_parts import WORKSPACE, missing, python, run, running, shell, working_sandbox
 
@@ -238,35 +237,28 @@ async def test_what_the_kernel_itself_holds_it_to(kind: str, limited: OpenLimite
     assert result.stdout_tail.split() == ["100", "400", "0", "1000", str(os.getpriority(os.PRIO_PROCESS, 0))]
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"python3 {WORKSPACE}/solve.py",
+        f"python3 -c \"said = open('{WORKSPACE}/answer.txt').read(); import time; time.sleep(60)\"",
+    ],
+    ids=["a program", "an answer"],
+)
 @EITHER
 async def test_a_workspace_that_makes_the_verifier_explode_gives_no_reward(
-    kind: str, limited: OpenLimited, tmp_path: Path
+    kind: str, script: str, limited: OpenLimited, tmp_path: Path
 ) -> None:
     workspace, reward_dir = tmp_path / "workspace", tmp_path / "reward"
     for folder in (workspace, reward_dir):
         folder.mkdir()
     (workspace / "solve.py").write_text("taken = b'x' * (200 << 20)\nimport time; time.sleep(60)\n")
-    (reward_dir / "reward.sh").write_text(f"python3 {WORKSPACE}/solve.py; echo 1\n")
+    (workspace / "answer.txt").write_bytes(b"x" * (200 << 20))
+    (reward_dir / "reward.sh").write_text(f"{script}; echo 1\n")
     task = replace(make_task(), verifier=script_verifier(reward_dir))
     sandbox = await limited(kind, memory_gb=128 * MB)
     with pytest.raises(VerifierError, match=r"took more of the host than a sandbox may: memory: "):
         await verify_workspace(task, workspace, sandbox, sandbox_id="test", timeout_s=30)
-
-
-@EITHER
-async def test_an_answer_that_the_verifier_cannot_hold_is_a_wrong_one(
-    kind: str, limited: OpenLimited, tmp_path: Path
-) -> None:
-    workspace, reward_dir = tmp_path / "workspace", tmp_path / "reward"
-    for folder in (workspace, reward_dir):
-        folder.mkdir()
-    (workspace / "answer.txt").write_bytes(b"x" * (SWOLLEN_BYTES + 1))
-    read = f"said = open('{WORKSPACE}/answer.txt').read(); import time; time.sleep(60)"
-    (reward_dir / "reward.sh").write_text(f'python3 -c "{read}"; echo 1\n')
-    task = replace(make_task(), verifier=script_verifier(reward_dir))
-    sandbox = await limited(kind, memory_gb=0.06)
-    verdict = await verify_workspace(task, workspace, sandbox, sandbox_id="test", timeout_s=30)
-    assert verdict == Verdict(reward=0.0, breakdown={"workspace_too_large": 1.0})
 
 
 @pytest.mark.harness

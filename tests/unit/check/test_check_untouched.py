@@ -80,7 +80,7 @@ async def test_what_a_verifier_looked_for_in_vain_is_kept_though_it_gave_a_rewar
             ("ruby", "go"),
         ),
         ("/usr/bin/python3: No module named pytest", ("No module named pytest",)),
-        ("error: Failed to fetch: `https://pypi.org/simple/pytest/`\n  Caused by: dns error", ("a network",)),
+        ("error: Failed to fetch: `https://index.example/simple/pytest/`\n  Caused by: dns error", ("a network",)),
         ("curl: (6) Could not resolve host: a.b", ("a network",)),
         ("cat: answer.txt: No such file or directory\nx.py: 3: key not found", ()),
         ("ModuleNotFoundError: No module named 'solution'", ()),

@@ -84,7 +84,7 @@ def test_bubblewrap_shows_all_of_an_image_but_what_is_made_fresh(tmp_path: Path)
     [
         (("/data",), ["/home", "/link"]),
         (("/data/models",), ["/data", "/home", "/link"]),
-        (("/data/work", "/data/work/reward"), ["/data/models", "/data/more", "/home", "/link"]),
+        (("/data/job", "/data/job/reward"), ["/data/models", "/data/more", "/home", "/link"]),
         (("/data/models/new/work",), ["/data/models/one", "/data/more", "/home", "/link"]),
         (("/link/work",), ["/data", "/home"]),
         (("/data/more/work",), ["/data/models", "/home", "/link"]),

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ from clawhpc.records import WORKSPACE_MOUNT, ExecResult, ScriptCheck, TaskSpec, 
 from clawhpc.sandbox.base import Mount, SandboxCommand
 from clawhpc.verify.reward import read_reward
 from clawhpc.verify.script import verify_workspace
-from clawhpc.verify.workspace import SWOLLEN_BYTES
 from tests.fakes.records import script_verifier
 from tests.fakes.sandbox import HostSandbox, ScriptedSandbox, result
 
@@ -112,60 +111,6 @@ async def test_a_check_of_its_own_places_starts_where_it_says_and_writes_its_rew
     assert sandbox.command.env["PYTHONPATH"] == "/run/clawhpc/guard:/app/src"
     assert "planted" not in sandbox.command.env["PYTEST_ADDOPTS"]
     assert "--rootdir=/tests" in sandbox.command.env["PYTEST_ADDOPTS"]
-
-
-TOO_MUCH = result(exit_code=137, exceeded="memory: 4.10 GB; the limit is 4.00 GB")
-LATE = result(exit_code=124, timed_out=True)
-
-
-def lay_large(path: Path, num_bytes: int = SWOLLEN_BYTES + 1) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        file.truncate(num_bytes)
-
-
-async def verdict_on(bench: Bench, says: ExecResult, **task: str) -> Verdict:
-    sandbox = ScriptedSandbox(says)
-    return await verify_workspace(replace(bench.task, **task), bench.workspace, sandbox, sandbox_id="v", timeout_s=1.0)
-
-
-@pytest.mark.parametrize("names", [["answer.txt"], ["a", "b/c"]], ids=["one file", "several"])
-async def test_a_verifier_that_a_swollen_workspace_is_too_much_for_gives_0_and_says_so(
-    bench: Bench, names: list[str]
-) -> None:
-    """Who could void a verdict of 0 would."""
-    for name in names:
-        lay_large(bench.workspace / name, SWOLLEN_BYTES // len(names) + 1)
-    assert await verdict_on(bench, TOO_MUCH) == Verdict(reward=0.0, breakdown={"workspace_too_large": 1.0})
-
-
-async def test_one_that_takes_too_much_of_itself_or_too_long_has_failed(bench: Bench, tmp_path: Path) -> None:
-    lay_large(bench.workspace / "answer.txt", SWOLLEN_BYTES)
-    with pytest.raises(VerifierError, match="took more of the host"):
-        await verdict_on(bench, TOO_MUCH)
-    lay_large(bench.workspace / "corpus/given")
-    lay_large(tmp_path / "inputs/corpus/given")
-    with pytest.raises(VerifierError, match="took more of the host"):
-        await verdict_on(bench, TOO_MUCH, input_dir=str(tmp_path / "inputs"))
-    with pytest.raises(VerifierError, match="was stopped after"):
-        await verdict_on(bench, LATE)
-
-
-async def test_nor_is_a_swollen_workspace_to_blame_for_what_its_bytes_do_not_take(bench: Bench) -> None:
-    lay_large(bench.workspace / "answer.txt")
-    with pytest.raises(VerifierError, match="took more of the host than a sandbox may: processes"):
-        await verdict_on(bench, result(exit_code=137, exceeded="processes: 1025 at a time; the limit is 1024"))
-
-
-@pytest.mark.parametrize("what", ["memory", "disk", "output"])
-async def test_but_for_what_they_do(bench: Bench, what: str) -> None:
-    lay_large(bench.workspace / "answer.txt")
-    assert (await verdict_on(bench, result(exit_code=137, exceeded=f"{what}: much"))).reward == 0.0
-
-
-async def test_one_that_copes_with_a_swollen_workspace_gives_what_it_gives(bench: Bench) -> None:
-    lay_large(bench.workspace / "answer.txt")
-    assert (await verdict_on(bench, result(stdout="0.5"))).reward == 0.5
 
 
 async def test_what_lies_in_the_workspace_is_not_on_the_path_of_a_helper(bench: Bench) -> None:
