@@ -62,6 +62,9 @@ async def test_an_engine_that_is_killed_in_mid_call_comes_back_and_the_call_is_a
     async with anyio.create_task_group() as tasks:
         desk = PolicyDesk(spec_of(short_folder, engine_cache), paths, "w0", ledger, tasks)
         await desk.make_ready(plan)
+        assert desk.server is not None
+        engine = desk.server._process.pid
+        os.kill(engine, signal.SIGSTOP)  # so that it cannot be done with the call before it is killed
         async with open_session(
             responder=desk.responder(plan, plan.groups[0]),
             classify=classify,
@@ -73,13 +76,13 @@ async def test_an_engine_that_is_killed_in_mid_call_comes_back_and_the_call_is_a
         ) as session:
             transport = httpx2.AsyncHTTPTransport(uds=str(short_folder / "p"))
             async with httpx2.AsyncClient(transport=transport, timeout=LIMITS.engine_wait_s) as client:
-                seen = ""
+                seen, killed = "", False
                 async with client.stream("POST", f"http://p{session.base_path}/v1/messages", json=BODY) as stream:
                     async for piece in stream.aiter_text():
-                        if not seen:  # the stream opens before anything is drawn
-                            assert desk.server is not None
-                            os.kill(desk.server._process.pid, signal.SIGKILL)
                         seen += piece
+                        if not killed and "event: ping" in seen:
+                            os.kill(engine, signal.SIGKILL)
+                            killed = True
         tasks.cancel_scope.cancel()
     assert seen.count("event: ping") > 10, "it was given signs of life while it waited"
     assert seen.endswith('data: {"type":"message_stop"}\n\n')
