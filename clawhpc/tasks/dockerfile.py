@@ -1,7 +1,8 @@
-"""What of a Dockerfile can be had without Docker: the folder in which work begins, its files, and variables.
+"""What a Dockerfile asks for: the folder in which work begins, its files, variables, and the steps to an image.
 
-Nothing is built. FROM is answered by the image that the run has; what would have to be built besides is either left to
-that image, if the user says that it has it, or a fault.
+Nothing is built here. Without Docker its files and variables can be had; what would have to be built besides is either
+a step of an image of the task's own (recipe.py), or left to the image of the run, if the user says that it has it, or a
+fault. Our own reader: spython's knows neither heredocs nor SHELL nor which line it is in.
 """
 
 from __future__ import annotations
@@ -9,22 +10,35 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from clawhpc.tasks.faults import Fault, read_text
 from clawhpc.tasks.layout import files_below
+from clawhpc.tasks.words import Word, in_shell, literal, split_words, whole_word
 
-WITHOUT_EFFECT = frozenset({"ARG", "CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "SHELL"})
-"""Harbor starts the container with a command of its own; ports lead nowhere; a shell is that of RUN."""
+WITHOUT_EFFECT = frozenset({"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"})
+"""Harbor starts the container with a command of its own; ports lead nowhere."""
 LEFT_TO_THE_IMAGE = frozenset({"RUN", "VOLUME", "ENTRYPOINT", "HEALTHCHECK", "ONBUILD"})
+BUILT = frozenset({"RUN", "VOLUME"})
+"""Of those, what an image of the task's own has; a volume is a folder of it."""
+OF_WORKDIR = frozenset({"ARG", "ENV", "WORKDIR"})
+"""What says where work begins."""
 HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)(\w+)\1(?=\s|$)")
-FLAG = re.compile(r"--(\w+)(=\S+)?\s+")
+WHOLE_HEREDOC = re.compile(r"<<(-?)([\"']?)\w+\2")
+CONTINUED = re.compile(r"\\\s*$")
+FLAG = re.compile(r"--([\w-]+)(=\S+)?\s+")
+CACHE = re.compile(r"=(\S*,)?type=cache(,\S*)?")
+"""A mount that only makes a build faster."""
 ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
 MAX_SHOWN = 200
 """Characters of a line in a fault."""
+SHELL = ("/bin/sh", "-c")
+OWN_INTERPRETER = 'f=$(mktemp) && printf %s "$0" > "$f" && chmod +x "$f" && "$f" && rm "$f"'
+"""Runs a text that names its interpreter in its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,126 +49,298 @@ class Instruction:
     name: str
     """In capitals."""
     value: str
+    text: str = ""
+    """The lines of its heredocs, each with its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """One file, or all that is in a folder."""
+
+    source: Path
+    """Of the host."""
+    target: str
+    """Absolute, in the image. What ends with / is a folder; any other may be found to be one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One instruction, as an image is built by it."""
+
+    line: int
+    shown: str
+    """For a person."""
+    script: str = ""
+    """For a shell that keeps its variables and its folder for the steps to come."""
+    copies: tuple[Copy, ...] = ()
+    files: Mapping[PurePosixPath, Path] = field(default_factory=dict)
+    """What these come to, as far as it is known without the image."""
+    runs: bool = False
+    """It starts a program of the image's."""
 
 
 @dataclass(kw_only=True)
 class Environment:
     """What the instructions so far amount to."""
 
+    base: str = ""
+    """What FROM names."""
+    from_line: int = 1
     workdir: PurePosixPath | None = None
     env: dict[str, str] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    """Variables that ENV sets and whose value the image alone knows, as its base has a part in it."""
     files: dict[PurePosixPath, Path] = field(default_factory=dict)
     """Absolute path inside -> a file or link of the host."""
     left: list[str] = field(default_factory=list)
     """Names of instructions that the image is taken to have carried out."""
+    steps: list[Step] = field(default_factory=list)
 
 
-def read_dockerfile(path: Path, *, assume_image: bool) -> Environment:
-    """What `path` asks for; its folder is the context. `assume_image`: what it would build, the run's image has."""
-    made, num_stages = Environment(), 0
+def read_dockerfile(path: Path, *, assume_image: bool = False, builds: bool = False) -> Environment:
+    """What `path` asks for; its folder is the context.
+
+    `builds`: an image of its own is built by its steps. `assume_image`: what is not built, the run's image has.
+    """
+    reader = _Reader(path.parent, builds)
     for one in instructions(read_text(path), path):
         where = f"{path}:{one.line}: {one.name}"
-        if one.name == "FROM":
-            num_stages += 1
-            if num_stages > 1:
-                raise Fault(f"{where}: several stages are not supported")
-        elif one.name in LEFT_TO_THE_IMAGE:
+        if one.name in LEFT_TO_THE_IMAGE and not (builds and one.name in BUILT):
             if not assume_image:
+                instead = "an image of its own does not do that either" if builds else "set tasks.images"
                 raise Fault(
-                    f"{where} is not carried out here: build an image that has it, name it in sandbox.image, and set "
-                    "tasks.assume_image=true"
+                    f"{where} is not carried out here: {instead}, or build an image that has it, name it in "
+                    "sandbox.image, and set tasks.assume_image=true"
                 )
-            made.left.append(one.name)
+            reader.made.left.append(one.name)
         elif one.name not in WITHOUT_EFFECT:
-            _carry_out(one, made, path.parent, where)
-    return made
+            reader.read(one, where)
+    return reader.made
+
+
+def read_workdir(path: Path) -> PurePosixPath | None:
+    """The last WORKDIR of `path`, whatever else it asks for."""
+    reader = _Reader(path.parent, builds=True)
+    for one in instructions(read_text(path), path):
+        if one.name in OF_WORKDIR:
+            reader.read(one, f"{path}:{one.line}: {one.name}")
+    return reader.made.workdir
 
 
 def instructions(text: str, path: Path) -> Iterator[Instruction]:
-    """Those in the `text` of `path`, without comments and heredocs."""
+    """Those in the `text` of `path`, without comments."""
     lines = iter(enumerate(text.splitlines(), start=1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        whole = line.strip()
-        while whole.endswith("\\"):
-            following = next(lines, (0, ""))[1].strip()
-            whole = whole[:-1] + (" \\" if following.startswith("#") else f" {following}")
+        whole = line.lstrip()
+        while CONTINUED.search(whole):
+            whole = CONTINUED.sub("", whole)
+            _, following = next(lines, (0, None))
+            if following is not None:
+                skipped = not following.strip() or following.lstrip().startswith("#")
+                whole += "\\" if skipped else following
+        heredocs: list[str] = []
         for _, end in HEREDOC.findall(whole):
-            if not any(line.strip() == end for _, line in lines):
-                raise Fault(f"{path}:{number}: no line {end} ends its text")
-        name, *value = whole.split(None, 1)
-        yield Instruction(line=number, name=name.upper(), value="".join(value))
-
-
-def _carry_out(one: Instruction, made: Environment, context: Path, where: str) -> None:
-    if "$" in one.value:
-        raise Fault(f"{where} {one.value}: variables are not put in")
-    match one.name:
-        case "WORKDIR":
-            made.workdir = PurePosixPath(made.workdir or "/", one.value.strip("\"'"))
-        case "ENV":
-            made.env |= _variables(one.value, where)
-        case "COPY" | "ADD":
-            _copy(one, made, context, where)
-        case "USER":
-            if one.value not in ("root", "0", "root:root", "0:0"):
-                raise Fault(f"{where} {one.value}: there is one user in a sandbox")
-        case _:
-            raise Fault(f"{where}: not supported")
-
-
-def _variables(text: str, where: str) -> dict[str, str]:
-    """`A=1 B="2 3"`, or the old form `A 1 2`."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise Fault(f"{where} {text}: {error}") from error
-    if words and "=" not in words[0]:
-        return {words[0]: text.split(None, 1)[1] if len(words) > 1 else ""}
-    if not all("=" in word for word in words):
-        raise Fault(f"{where} {text}: not of the form NAME=VALUE")
-    return dict(word.split("=", 1) for word in words)
-
-
-def _copy(one: Instruction, made: Environment, context: Path, where: str) -> None:
-    words = _copy_words(one, where)
-    *sources, last = words
-    target = PurePosixPath(made.workdir or "/", last)
-    if ".." in target.parts:
-        raise Fault(f"{where} to {last}: leads upwards")
-    into = last == "." or last.endswith(("/", "/.")) or len(sources) > 1 or _is_folder(target, made)
-    for source in sources:
-        for path in _matches(source, context, where):
-            if one.name == "ADD" and ARCHIVE.search(path.name):
-                raise Fault(f"{where} {source}: archives are not unpacked; unpack it, and use COPY")
-            if path.is_dir():
-                made.files |= {target / name: file for name, file in files_below(path)}
+            for _, line in lines:
+                heredocs.append(f"{line}\n")
+                if line.strip() == end:
+                    break
             else:
-                made.files[target / path.name if into else target] = path.resolve()  # as Docker has it
+                raise Fault(f"{path}:{number}: no line {end} ends its text")
+        name, *value = whole.strip().split(None, 1)
+        yield Instruction(line=number, name=name.upper(), value="".join(value), text="".join(heredocs))
 
 
-def _copy_words(one: Instruction, where: str) -> list[str]:
-    text = one.value
+class _Reader:
+    """Carries out one instruction after the other, on paper."""
+
+    def __init__(self, context: Path, builds: bool) -> None:
+        self.made = Environment()
+        self._context, self._builds = context, builds
+        self._shell: tuple[str, ...] = SHELL
+        self._variables: dict[str, str | None] = {}
+        """Of ARG and ENV; None: the image alone knows the value."""
+        self._args: dict[str, str] = {}
+        """Of ARG, seen by RUN."""
+        self._global_args: dict[str, str] = {}
+        """Of ARG before FROM."""
+
+    def read(self, one: Instruction, where: str) -> None:
+        """Fault for what cannot be had."""
+        match one.name:
+            case "FROM":
+                self._from(one, where)
+            case "ARG":
+                self._arg(one, where)
+            case "WORKDIR":
+                self._workdir(one, where)
+            case "ENV":
+                self._env(one, where)
+            case "COPY" | "ADD":
+                self._copy(one, where)
+            case "RUN":
+                self._step(one, script=self._run(one, where), runs=True)
+            case "SHELL":
+                self._shell = tuple(_json_words(one.value, where))
+            case "USER":
+                self._user(one, where)
+            case "VOLUME":
+                pass
+            case _:
+                raise Fault(f"{where}: not supported")
+
+    def _step(self, one: Instruction, script: str = "", **fields: object) -> None:
+        shown = " ".join(f"{one.name} {one.value}".split())[:MAX_SHOWN]
+        self.made.steps.append(Step(line=one.line, shown=shown, script=script, **fields))  # type: ignore[arg-type]
+
+    def _from(self, one: Instruction, where: str) -> None:
+        if self.made.base:
+            raise Fault(f"{where}: several stages are not supported")
+        _, text = _flags(one.value, where, allowed={"platform"})
+        self.made.base, self.made.from_line = self._literal(text.split()[0] if text else "", where), one.line
+        if not self.made.base:
+            raise Fault(f"{where}: names no image")
+        self._global_args, self._args, self._variables = self._args, {}, {}
+
+    def _arg(self, one: Instruction, where: str) -> None:
+        for word in self._words(one.value, where):
+            name, equals, value = _text(word, where, one.value).partition("=")
+            given = value if equals else self._global_args.get(name)
+            if given is not None:
+                self._args[name] = given
+            if name not in self.made.env.keys() | self.made.unread:
+                self._variables[name] = given or ""
+
+    def _workdir(self, one: Instruction, where: str) -> None:
+        self.made.workdir = PurePosixPath(self.made.workdir or "/", self._literal(one.value, where))
+        folder = shlex.quote(str(self.made.workdir))
+        self._step(one, script=f"mkdir -p {folder}\ncd {folder}")
+
+    def _user(self, one: Instruction, where: str) -> None:
+        if self._literal(one.value, where) not in ("root", "0", "root:root", "0:0"):
+            raise Fault(f"{where} {one.value}: there is one user in a sandbox")
+
+    def _env(self, one: Instruction, where: str) -> None:
+        """`A=1 B="2 3"`, or the old form `A 1 2`. All see the values from before the line."""
+        words = self._words(one.value, where)
+        first = literal(words[0][:1]) if words else ""
+        if words and "=" not in (first or ""):
+            name, *rest = one.value.split(None, 1)
+            pairs = {name: whole_word("".join(rest), self._variables)}
+        else:
+            pairs = dict(_pair(word, where, one.value) for word in words)
+        for name, word in pairs.items():
+            self._variables[name] = value = literal(word)
+            if value is None and not self._builds:
+                raise Fault(f"{where} {one.value}: variables are not put in")
+            self.made.env.pop(name, None)
+            self.made.unread.discard(name)
+            if value is None:
+                self.made.unread.add(name)
+            else:
+                self.made.env[name] = value
+        self._step(one, script="export " + " ".join(f"{name}={in_shell(word)}" for name, word in pairs.items()))
+
+    def _run(self, one: Instruction, where: str) -> str:
+        flags, text = _flags(one.value, where, allowed={"mount", "network"})
+        for name, value in flags:
+            if not (CACHE.fullmatch(value) if name == "mount" else value == "=default"):
+                raise Fault(f"{where} --{name}{value}: not supported")
+        argv = [*self._shell, text + (f"\n{one.text}" if one.text else "")]
+        if text.startswith("["):
+            with suppress(Fault):  # Docker, too, takes it for a command line then
+                argv = _json_words(text, where)
+        elif whole := WHOLE_HEREDOC.fullmatch(text):
+            lines = one.text.splitlines(keepends=True)[:-1]
+            body = "".join(line.lstrip("\t") if whole[1] else line for line in lines)
+            argv = [*SHELL, OWN_INTERPRETER, body] if body.startswith("#!") else [*self._shell, body]
+        set_by_env = self.made.env.keys() | self.made.unread
+        args = [f"{name}={value}" for name, value in self._args.items() if name not in set_by_env]
+        return shlex.join(("env", *args, *argv))
+
+    def _copy(self, one: Instruction, where: str) -> None:
+        _, text = _flags(one.value, where, allowed={"chown", "link"})
+        if HEREDOC.search(text):
+            raise Fault(f"{where}: text in the Dockerfile itself is not supported; put it into a file")
+        if text.startswith("["):
+            words = [whole_word(word, self._variables) for word in _json_words(text, where, "a source and a target")]
+        else:
+            words = self._words(text, where)
+        names = [_text(word, where, one.value) for word in words]
+        if len(names) < 2:
+            raise Fault(f"{where} {text}: needs a source and a target")
+        *sources, last = names
+        target = PurePosixPath(self.made.workdir or "/", last)
+        if ".." in target.parts:
+            raise Fault(f"{where} to {last}: leads upwards")
+        into = last == "." or last.endswith(("/", "/.")) or len(sources) > 1 or self._is_folder(target)
+        copies: list[Copy] = []
+        files: dict[PurePosixPath, Path] = {}
+        for source in sources:
+            for path in _matches(source, self._context, where):
+                if one.name == "ADD" and ARCHIVE.search(path.name):
+                    raise Fault(f"{where} {source}: archives are not unpacked; unpack it, and use COPY")
+                if path.is_dir():
+                    files |= {target / name: file for name, file in files_below(path)}
+                else:
+                    files[target / path.name if into else target] = path.resolve()  # as Docker has it
+                copies.append(Copy(source=path, target=f"{target}/" if into or path.is_dir() else str(target)))
+        self.made.files |= files
+        self._step(one, copies=tuple(copies), files=files)
+
+    def _is_folder(self, target: PurePosixPath) -> bool:
+        """Whether it is one by now: Docker then copies into it."""
+        known = [self.made.workdir or PurePosixPath("/"), *self.made.files]
+        return any(target in path.parents for path in known) or target == self.made.workdir
+
+    def _words(self, text: str, where: str) -> list[Word]:
+        try:
+            return split_words(text, self._variables)
+        except ValueError as error:
+            raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
+
+    def _literal(self, text: str, where: str) -> str:
+        try:
+            return _text(whole_word(text, self._variables), where, text)
+        except ValueError as error:
+            raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
+
+
+def _text(word: Word, where: str, line: str) -> str:
+    found = literal(word)
+    if found is None:
+        raise Fault(f"{where} {line[:MAX_SHOWN]}: variables are not put in that neither ARG nor ENV sets")
+    return found
+
+
+def _pair(word: Word, where: str, line: str) -> tuple[str, Word]:
+    first = word[0] if word else ""
+    name, equals, value = first.partition("=") if isinstance(first, str) else ("", "", "")
+    if not equals or not re.fullmatch(r"\w+", name):
+        raise Fault(f"{where} {line}: not of the form NAME=VALUE")
+    return name, (*((value,) if value else ()), *word[1:])
+
+
+def _flags(text: str, where: str, *, allowed: set[str]) -> tuple[list[tuple[str, str]], str]:
+    """The flags that a line begins with, name and `=value`, and what follows them."""
+    flags = []
     while flag := FLAG.match(text):
-        if flag[1] not in ("chown", "link"):
+        if flag[1] not in allowed:
             raise Fault(f"{where} --{flag[1]}: not supported")
+        flags.append((flag[1], flag[2] or ""))
         text = text[flag.end() :]
-    if HEREDOC.search(text):
-        raise Fault(f"{where}: text in the Dockerfile itself is not supported; put it into a file")
+    return flags, text
+
+
+def _json_words(text: str, where: str, needed: str = "a list of texts") -> list[str]:
     try:
-        words = json.loads(text) if text.startswith("[") else shlex.split(text)
+        words = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
-    if len(words) < 2 or not all(isinstance(word, str) for word in words):
-        raise Fault(f"{where} {text}: needs a source and a target")
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise Fault(f"{where} {text[:MAX_SHOWN]}: needs {needed}")
     return words
-
-
-def _is_folder(target: PurePosixPath, made: Environment) -> bool:
-    """Whether it is one by now: Docker then copies into it."""
-    known = [made.workdir or PurePosixPath("/"), *made.files]
-    return any(target in path.parents for path in known) or target == made.workdir
 
 
 def _matches(source: str, context: Path, where: str) -> list[Path]:

@@ -1,8 +1,9 @@
+import shlex
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from clawhpc.tasks.dockerfile import Environment, instructions, read_dockerfile
+from clawhpc.tasks.dockerfile import OWN_INTERPRETER, Environment, instructions, read_dockerfile, read_workdir
 from clawhpc.tasks.faults import Fault
 from tests.fakes.task_sets import write_files
 
@@ -135,3 +136,77 @@ def test_what_only_looks_like_the_beginning_of_a_text_swallows_no_line(tmp_path:
 
 def test_what_the_image_is_believed_to_have_is_named(tmp_path: Path) -> None:
     assert read(tmp_path, "FROM x\nRUN a\nVOLUME /v\n", assume_image=True).left == ["RUN", "VOLUME"]
+
+
+# ---- for an image of its own ----------------------------------------------------------------------------------------
+
+
+def built(folder: Path, lines: str) -> Environment:
+    write_files(folder, {"Dockerfile": f"FROM x\n{lines}\n"})
+    return read_dockerfile(folder / "Dockerfile", builds=True)
+
+
+def script(folder: Path, lines: str) -> str:
+    """Of the last step."""
+    return built(folder, lines).steps[-1].script
+
+
+@pytest.mark.parametrize(
+    ("lines", "argv"),
+    [
+        ("RUN make all", ["/bin/sh", "-c", "make all"]),
+        ('RUN ["make", "all $A"]', ["make", "all $A"]),
+        ("RUN [ -f x ] && make", ["/bin/sh", "-c", "[ -f x ] && make"]),
+        ('SHELL ["/bin/bash", "-o", "pipefail", "-c"]\nRUN make', ["/bin/bash", "-o", "pipefail", "-c", "make"]),
+        ("RUN a \\\n  # no\n\n  && b\\\nc", ["/bin/sh", "-c", "a   && bc"]),
+        ("RUN <<EOF\na\n  b\nEOF", ["/bin/sh", "-c", "a\n  b\n"]),
+        ("RUN <<-'EOF'\n\ta\n\tEOF", ["/bin/sh", "-c", "a\n"]),
+        ("RUN cat <<EOF > x\n{{ a }}\nEOF", ["/bin/sh", "-c", "cat <<EOF > x\n{{ a }}\nEOF\n"]),
+        ("RUN <<EOF\n#!/usr/bin/python3\nx\nEOF", ["/bin/sh", "-c", OWN_INTERPRETER, "#!/usr/bin/python3\nx\n"]),
+        ("RUN --mount=type=cache,target=/root/.cache --network=default a", ["/bin/sh", "-c", "a"]),
+        ("ARG A=1\nARG B\nENV C=3\nARG C=4\nRUN a", ["A=1", "/bin/sh", "-c", "a"]),
+    ],
+)
+def test_run_is_what_docker_runs(tmp_path: Path, lines: str, argv: list[str]) -> None:
+    assert shlex.split(script(tmp_path, lines)) == ["env", *argv]
+
+
+def test_variables_are_put_in_where_docker_puts_them_in(tmp_path: Path) -> None:
+    lines = "ARG V=one\nENV D=/data\nENV D=/new E=\"$V in $D\" F='$V'\nWORKDIR $D/sub\nCOPY $V ${V:+two}.txt\n"
+    text = f"ARG TAG=3.12\nFROM --platform=linux/amd64 python:${{TAG}}-slim AS base\n{lines}"
+    made = read(tmp_path, text, one="")
+    assert (made.base, made.workdir) == ("python:3.12-slim", PurePosixPath("/new/sub"))
+    assert made.env == {"D": "/new", "E": "one in /data", "F": "$V"}
+    assert made.files == {PurePosixPath("/new/sub/two.txt"): tmp_path / "one"}
+    with pytest.raises(Fault, match=r"COPY \$TAG \.: variables are not put in"):
+        read(tmp_path, f"{text}COPY $TAG .\n")
+
+
+def test_what_the_base_alone_knows_is_put_in_when_the_image_is_built(tmp_path: Path) -> None:
+    made = built(tmp_path, "ENV A=1\nENV PATH=/x:$PATH A=$A$B")
+    assert (made.env, made.unread) == ({}, {"PATH", "A"})
+    assert made.steps[-1].script == 'export PATH=/x:"${PATH-}" A=1"${B-}"'
+    with pytest.raises(Fault, match=r"Dockerfile:3: COPY \$A \.: variables are not put in"):
+        built(tmp_path, "ENV A=$B\nCOPY $A .")
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("ENTRYPOINT x", "ENTRYPOINT is not carried out here: an image of its own does not do that either"),
+        ("RUN --mount=type=secret,id=a x", "RUN --mount=type=secret,id=a: not supported"),
+        ("RUN --security=insecure x", "RUN --security: not supported"),
+        ("COPY --from=build a .", "COPY --from: not supported"),
+        ("SHELL bash", "SHELL bash: "),
+    ],
+)
+def test_what_no_image_of_ours_has_is_a_fault_too(tmp_path: Path, line: str, fault: str) -> None:
+    with pytest.raises(Fault) as caught:
+        built(tmp_path, line)
+    assert str(caught.value).startswith(f"{tmp_path}/Dockerfile:2: {fault}")
+
+
+def test_the_folder_of_a_prebuilt_image_is_read_whatever_else_its_dockerfile_asks_for(tmp_path: Path) -> None:
+    lines = "FROM a AS b\nRUN x\nFROM c\nENV D=/d\nWORKDIR $D\nCOPY --from=b y .\nENTRYPOINT z\n"
+    write_files(tmp_path, {"Dockerfile": lines})
+    assert read_workdir(tmp_path / "Dockerfile") == PurePosixPath("/d")
