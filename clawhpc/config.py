@@ -68,7 +68,7 @@ CONF_DIR = PACKAGED_CONF if PACKAGED_CONF.is_dir() else Path(__file__).parents[1
 """In an installed package beside the code, in a checkout beside the package."""
 PATHS = (
     *("cache_dir", "scratch_dir", "run.root", "policy.folder"),
-    *("tasks.folder", "tasks.heldout", "tasks.mcp.folder", "sandbox.image"),
+    *("tasks.folder", "tasks.heldout", "tasks.images", "tasks.mcp.folder", "sandbox.image"),
     *("evaluate.policies", "evaluate.sets", "sft.runs"),
 )
 """The keys that hold paths, or paths by name."""
@@ -325,7 +325,7 @@ def register_defaults() -> None:
     defaults = OmegaConf.create(msgspec.to_builtins(RunConfig()))
     free = (
         *(defaults.evaluate.policies, defaults.evaluate.sets, defaults.verify.judge.models),
-        *(defaults.tasks.mcp.servers, defaults.tasks.turns),
+        *(defaults.tasks.mcp.servers, defaults.tasks.turns, defaults.tasks.bases),
         *(defaults.credit.role_weights, defaults.credit.harness_weights),
         *(defaults.launch.slurm.sbatch, defaults.launch.campaign.sbatch),
     )

@@ -21,7 +21,7 @@ from clawhpc.errors import HostError, UserError, ungrouped
 from clawhpc.keys import absolute
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import LoadedTasks
-from clawhpc.tasks.load import LoadOptions, read_tasks
+from clawhpc.tasks.load import read_tasks
 
 HELP = """\
 usage: python -m clawhpc.check tasks=DIR [tasks=DIR ...] [untouched=true|false|N] [json=FILE] [KEY=VALUE ...]
@@ -32,7 +32,8 @@ Say what is faulty in sets of tasks, what is in them, and what an untouched work
   untouched=N      score the untouched workspace of N tasks of each set, drawn by `seed`; true: of all; false: of none
   json=FILE        write all that was found
 
-It takes the overrides of clawhpc.train: sandbox.*, worker.concurrency, tasks.assume_image, verify.judge.*, limits.*
+It takes the overrides of clawhpc.train: sandbox.*, worker.concurrency, tasks.assume_image, tasks.images, tasks.bases,
+verify.judge.*, limits.*
 Exit code 0 where nothing is faulty, 2 where something is, 1 where no sandbox works here.
 
 """
@@ -109,7 +110,7 @@ def _most_untouched(text: str) -> int | None:
 def examine(config: RunConfig, asked: Asked) -> Findings:
     """Load the sets, count, score. UserError where there is no set, or a folder is none."""
     folders = asked.folders or configured_folders(config)
-    options = LoadOptions(cache_dir=Path(config.cache_dir), assume_image=config.tasks.assume_image)
+    options = config.tasks.load_options(Path(config.cache_dir))
     sets = [read_tasks(folder, options) for folder in folders]
     surveys = tuple(survey_set(folder, loaded) for folder, loaded in zip(folders, sets, strict=True))
     started = time.monotonic()
@@ -170,6 +171,7 @@ async def score_here(config: RunConfig, tasks: Sequence[TaskSpec]) -> list[Untou
     """Score in a sandbox of this machine, as a worker would open it. HostError where there is none."""
     from clawhpc.check.untouched import Bench, score_untouched  # a second that --help need not spend
     from clawhpc.ledger import Ledger
+    from clawhpc.sandbox.by_image import open_images
     from clawhpc.sandbox.open import open_sandbox
     from clawhpc.verify.judge import open_judge
     from clawhpc.verify.settings import judge_keys
@@ -181,7 +183,7 @@ async def score_here(config: RunConfig, tasks: Sequence[TaskSpec]) -> list[Untou
             sandbox.check_hidden(Path(folder))
         async with open_judge(config.verify.judge, keys) as judge:
             bench = Bench(
-                sandbox=sandbox,
+                sandboxes=open_images(sandbox, config.sandbox, ledger),
                 judge=judge,
                 scratch=ledger.scratch,
                 timeout_s=config.limits.deadline_s,

@@ -91,6 +91,10 @@ def _set_lines(one: Survey, limits: Limits) -> Iterator[str]:
     yield _row("verifiers", ", ".join(f"{name}: {count}" for name, count in sorted(one.verifiers.items())) or "none")
     size = f"{one.input_files} files, {in_units(one.input_bytes)}"
     yield _row("inputs", f"in {one.with_inputs} tasks; {size} in all workspaces together")
+    if one.with_image:
+        yield _row(
+            "images", f"{one.num_images}, of {one.with_image} tasks; what they have in workspaces is not counted above"
+        )
     leave = f"; in {one.with_mcp_host} on the host, which needs tasks.mcp.allow_host=true" if one.with_mcp_host else ""
     yield _row("MCP servers", f"in {one.with_mcp} tasks{leave}")
     yield _row("instructions", f"{_span(one.instruction_chars)} characters")

@@ -41,6 +41,10 @@ class Survey:
     input_files: int
     input_bytes: int
     """Of all workspaces together."""
+    with_image: int
+    """Tasks that have an image of their own."""
+    num_images: int
+    """Of those, different ones."""
     with_mcp: int
     with_mcp_host: int
     """Tasks that would start servers on the host."""
@@ -91,6 +95,8 @@ def survey_set(folder: Path, loaded: LoadedTasks) -> Survey:
         with_inputs=sum(task.input_dir is not None for task in tasks),
         input_files=sum(len(one.files) for one in inputs.values()),
         input_bytes=sum(one.num_bytes for one in inputs.values()),
+        with_image=sum(task.image is not None for task in tasks),
+        num_images=len({task.image for task in tasks if task.image is not None}),
         with_mcp=sum(bool(task.mcp_servers) for task in tasks),
         with_mcp_host=sum(any(server.on_host for server in task.mcp_servers) for task in tasks),
         instruction_chars=spread([len(task.instruction) for task in tasks]),
@@ -131,5 +137,5 @@ def _duplicates(tasks: Iterable[TaskSpec], inputs: Mapping[str, _Inputs]) -> tup
     """Two inputs are taken for the same by the names and sizes of their files."""
     same: dict[object, list[str]] = defaultdict(list)
     for task in tasks:
-        same[task.instruction, task.input_subdir, inputs[task.task_id].files].append(task.task_id)
+        same[task.instruction, task.image, task.input_subdir, inputs[task.task_id].files].append(task.task_id)
     return tuple(tuple(ids) for ids in same.values() if len(ids) > 1)

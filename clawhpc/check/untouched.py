@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -16,6 +16,7 @@ from clawhpc.ledger import discard
 from clawhpc.records import TEARDOWN_S, ExecResult, TaskSpec, Verdict
 from clawhpc.rollout.folder import WORKSPACE, lay_out
 from clawhpc.sandbox.base import Sandbox, SandboxCommand
+from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.verify.judge import Judge
 from clawhpc.verify.script import verify_workspace
 from clawhpc.verify.settings import ShapingSettings
@@ -57,7 +58,7 @@ class _Listening:
 class Bench:
     """With what workspaces are scored."""
 
-    sandbox: Sandbox
+    sandboxes: Sandboxes
     judge: Judge | None
     """None: rubrics are not asked about."""
     scratch: Path
@@ -87,12 +88,12 @@ async def score_untouched(tasks: Sequence[TaskSpec], bench: Bench, done: Callabl
 
 async def _score_one(task: TaskSpec, bench: Bench) -> Untouched:
     folder = Path(await anyio.mkdtemp(prefix="c", dir=str(bench.scratch)))
-    sandbox = _Listening(bench.sandbox)
+    sandbox = _Listening(await bench.sandboxes.of(task.image))
     try:
         with boundary(SandboxError, "its workspace"):
             await to_thread.run_sync(lay_out, task, folder, abandon_on_cancel=True)
         start = anyio.current_time()
-        verdict = await _verdict(task, folder / WORKSPACE, replace(bench, sandbox=sandbox))
+        verdict = await _verdict(task, folder / WORKSPACE, bench, sandbox)
         verify_s = anyio.current_time() - start
     except BoundaryError as error:
         return Untouched(task_id=task.task_id, reward=None, failure=str(error))
@@ -113,15 +114,15 @@ def lacking(errors: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*programs, *([NETWORK] if NO_NETWORK.search(errors) else [])]))
 
 
-async def _verdict(task: TaskSpec, workspace: Path, bench: Bench) -> Verdict:
+async def _verdict(task: TaskSpec, workspace: Path, bench: Bench, sandbox: Sandbox) -> Verdict:
     name = f"{task.task_id}-untouched"
     if bench.judge is None:
-        return await verify_workspace(task, workspace, bench.sandbox, sandbox_id=name, timeout_s=bench.timeout_s)
+        return await verify_workspace(task, workspace, sandbox, sandbox_id=name, timeout_s=bench.timeout_s)
     return await verify(
         task,
         workspace,
         (),
-        sandbox=bench.sandbox,
+        sandbox=sandbox,
         judge=bench.judge,
         shaping=ShapingSettings(),
         sandbox_id=name,

@@ -53,6 +53,7 @@ from clawhpc.records.task import (
     McpServer,
     Rubric,
     ScriptCheck,
+    TaskImage,
     TaskSpec,
     Verifier,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "Sampling",
     "ScriptCheck",
     "StepPlan",
+    "TaskImage",
     "TaskSpec",
     "Timings",
     "Tool",

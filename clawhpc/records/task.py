@@ -134,6 +134,16 @@ class Verifier:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskImage:
+    """An image of a task's own, which its harness and its verifier stand on in place of the run's."""
+
+    folder: str
+    """On the host: its root file system."""
+    python: str
+    """An interpreter in it, 3.9 or newer, for programs of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskSpec:
     """Instruction, initial workspace and verifier (tasks -> rollout)."""
 
@@ -146,6 +156,9 @@ class TaskSpec:
     verifier: Verifier
     workspace_mount: str = WORKSPACE_MOUNT
     """Where both sandboxes present the workspace."""
+    image: TaskImage | None = None
+    """What it has at `workspace_mount` the workspace begins with, before the content of `input_dir`. None: the image of
+    the run, of which nothing is in the workspace."""
     mcp_servers: tuple[McpServer, ...] = ()
     """Offered to the model from its first call. The harness starts those in the sandbox."""
     mcp_dir: str | None = None

@@ -38,12 +38,35 @@ async def rollout_folder(scratch: Path, trace: Trace) -> AsyncIterator[Path]:
 def lay_out(task: TaskSpec, folder: Path) -> None:
     """The workspace as the task begins with it, and an empty HOME. Both may be written, the set perhaps not."""
     (folder / HOME).mkdir()
-    inputs = folder / WORKSPACE / task.input_subdir
+    workspace = folder / WORKSPACE
+    inputs = workspace / task.input_subdir
     inputs.mkdir(parents=True)
+    if task.image is not None:
+        copy_tree(Path(task.image.folder, task.workspace_mount.lstrip("/")), workspace)
     if task.input_dir is not None:
-        shutil.copytree(task.input_dir, inputs, symlinks=True, dirs_exist_ok=True, copy_function=copy_file)
-        for copied, _, _ in os.walk(inputs):
-            allow(copied, OPEN_FOLDER)
+        make_way(Path(task.input_dir), inputs)
+        copy_tree(Path(task.input_dir), inputs)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """All that is in `source`, into a folder that is there."""
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=copy_file)
+    for copied, _, _ in os.walk(target):
+        allow(copied, OPEN_FOLDER)
+
+
+def make_way(source: Path, target: Path) -> None:
+    """Remove from `target` the files that those of `source` replace. SandboxError where a folder of theirs is a link:
+    an image's may lead anywhere on the host.
+    """
+    for here, folders, names in os.walk(source):
+        place = target / Path(here).relative_to(source)
+        if place.is_symlink():
+            raise SandboxError(f"{place.relative_to(target)} of the workspace is a link in the task's image")
+        links = [name for name in folders if Path(here, name).is_symlink()]
+        for name in (*names, *links):
+            if (place / name).is_symlink() or (place / name).is_file():
+                (place / name).unlink()
 
 
 def copy_file(source: str, target: str) -> None:

@@ -74,9 +74,9 @@ def host_root(folder: Path, *, python: str = PYTHON) -> Root:
     return Root(base=folder, mounts=tuple(mounts), python=python)
 
 
-def image_root(image: Path, folder: Path, *, writable: bool = False) -> Root:
-    """An image with `/usr/bin/python3`, its module `ctypes` included; `folder` takes its list of accounts."""
-    return Root(base=image, mounts=_accounts(folder), python=PYTHON, writable=writable)
+def image_root(image: Path, folder: Path, *, python: str = PYTHON, writable: bool = False) -> Root:
+    """An image with `python`, its module `ctypes` included; `folder` takes its list of accounts."""
+    return Root(base=image, mounts=_accounts(folder), python=python, writable=writable)
 
 
 def kernel_settings() -> tuple[Mount, ...]:

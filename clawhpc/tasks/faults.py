@@ -6,7 +6,7 @@ import ast
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,12 +155,12 @@ def check_text(key: str, text: str, *, required: bool = True) -> None:
         raise Fault(f"{key} has the control character {found[0]!r}")
 
 
-def check_env(key: str, env: dict[str, str]) -> None:
-    """A fault for a variable that a task may not set, or that nobody can."""
+def check_env(key: str, env: Mapping[str, str], *, may_set: str = "") -> None:
+    """A fault for a variable that a task may not set, unless it is `may_set`, or that nobody can."""
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:
             raise Fault(f"{key}: the name of a variable is empty or has a =, or there is a NUL")
-        if SET_BY_US.fullmatch(name):
+        if SET_BY_US.fullmatch(name) and name != may_set:
             raise Fault(f"{key}.{name}: is set by the sandbox, and cannot be changed")
 
 

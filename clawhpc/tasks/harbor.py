@@ -16,14 +16,23 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
-from clawhpc.records import MCP_MOUNT, RUN_MCP_MOUNT, SANDBOX_HOME, McpServer, ScriptCheck, TaskSpec, Verifier
-from clawhpc.tasks.dockerfile import Environment, read_dockerfile
+from clawhpc.records import (
+    MCP_MOUNT,
+    RUN_MCP_MOUNT,
+    SANDBOX_HOME,
+    McpServer,
+    ScriptCheck,
+    TaskSpec,
+    Verifier,
+)
+from clawhpc.tasks.dockerfile import Environment, read_dockerfile, read_workdir
 from clawhpc.tasks.faults import (
     MAX_NESTING,
     Fault,
@@ -37,8 +46,10 @@ from clawhpc.tasks.faults import (
     real,
     task_folders,
 )
+from clawhpc.tasks.images import BuiltImage, TaskImages
 from clawhpc.tasks.layout import Layout
 from clawhpc.tasks.mcp import check_servers
+from clawhpc.tasks.recipe import make_recipe
 
 CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
 TESTS, SCRIPT = "tests", "test.sh"
@@ -69,6 +80,11 @@ NO_NETWORK = "there is no network in a sandbox: environment.network_mode, allow_
 OUR_IMAGE = "programs come from the run's image, or from the host: FROM and environment.docker_image are not followed"
 OUR_LIMITS = "sandbox.limits hold for all tasks alike: environment.cpus, memory_mb, storage_mb are not followed"
 NOT_KEPT = "artifacts are not collected"
+OWN_IMAGE = "programs, variables and the workspace come from an image of the task's own (tasks.images)"
+NO_HOME = "what the image has in /root is not there: HOME is the rollout's own"
+NOT_BUILT = "its image is not built"
+PLAIN = re.compile(r"(docker\.io/)?(library/)?(debian|ubuntu)([:@].*)?")
+"""Bases that a task names for want of another: the image of the run does as well."""
 ASSUMED = (
     "the run's image is taken to have what the task would install (tasks.assume_image); what RUN would put into the "
     "workspace is not there"
@@ -146,34 +162,39 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     multi_step_reward_strategy: str | None = None
 
 
-def load_tasks(folder: Path, layout: Layout, *, assume_image: bool = False) -> LoadedTasks:
+def load_tasks(
+    folder: Path, layout: Layout, *, assume_image: bool = False, images: TaskImages | None = None
+) -> LoadedTasks:
     """Every sound task in `folder`, and a fault for every other folder in it.
 
-    `assume_image`: the run's image has what RUN lines and test scripts would install.
+    `assume_image`: the image has what test scripts would install, and that of the run what RUN lines would. `images`: a
+    task that wants more than files has an image of its own there, without which it is faulty.
     """
     found = Gathering("Harbor")
     for root in task_folders(folder):
         with found.one():
             notes: list[str] = []
-            task = _load_task(root, layout, assume_image, notes.append)
+            task = _load_task(root, layout, assume_image, images, notes.append)
             found.add(task, root.name, f"{root}/{CONFIG}: task.name")
             for note in dict.fromkeys(notes):
                 found.note(note)
     return found.loaded()
 
 
-def _load_task(root: Path, layout: Layout, assume_image: bool, note: Callable[[str], None]) -> TaskSpec:
+def _load_task(
+    root: Path, layout: Layout, assume_image: bool, images: TaskImages | None, note: Callable[[str], None]
+) -> TaskSpec:
     check_path(root)
     path = root / CONFIG
     config = _read_config(path)
     _note_differences(config, note)
-    made = _environment(root, config, assume_image, note)
+    made = _environment(root, config, assume_image, images is not None, note)
     workdir = _workdir(root, config, made)
     servers = [McpServer(name=one.name, argv=(one.command or "", *one.args)) for one in config.environment.mcp_servers]
-    return TaskSpec(
+    task = TaskSpec(
         task_id=config.task.name or root.name,
         instruction=_read_instruction(root / INSTRUCTION),
-        input_dir=_inputs(root, made, workdir, layout),
+        input_dir=None,
         verifier=Verifier(script=_script(root, config, str(workdir), assume_image, note)),
         workspace_mount=str(workdir),
         mcp_servers=check_servers(f"{path}: environment.mcp_servers", servers),
@@ -181,6 +202,15 @@ def _load_task(root: Path, layout: Layout, assume_image: bool, note: Callable[[s
         run_s=config.agent.timeout_sec,
         metadata=config.metadata,
     )
+    if images is None or not _wants_image(config, made, workdir):
+        note(OUR_IMAGE)
+        return replace(task, input_dir=_inputs(root, made.files, workdir, layout))
+    built, files = _built(root, config, made, workdir, images)
+    note(OWN_IMAGE)
+    if built.has_home:
+        note(NO_HOME)
+    env = built.env | made.env | config.environment.env
+    return replace(task, image=built.image, env=env, input_dir=_inputs(root, files, workdir, layout))
 
 
 def _read_config(path: Path) -> _Config:
@@ -240,7 +270,6 @@ def _asks_for_hosts(*parts: _Environment | _Phase) -> bool:
 
 def _note_differences(config: _Config, note: Callable[[str], None]) -> None:
     environment = config.environment
-    note(OUR_IMAGE)
     if environment.network_mode != "no-network" and environment.allow_internet is not False:
         note(NO_NETWORK)
     if any((environment.cpus, environment.memory_mb, environment.storage_mb, environment.memory, environment.storage)):
@@ -258,21 +287,49 @@ def _read_instruction(path: Path) -> str:
     return text
 
 
-def _environment(root: Path, config: _Config, assume_image: bool, note: Callable[[str], None]) -> Environment:
+def _environment(
+    root: Path, config: _Config, assume_image: bool, builds: bool, note: Callable[[str], None]
+) -> Environment:
     for name, why in UNFOLLOWED.items():
         if (root / "environment" / name).exists():
             raise Fault(f"{root}/environment/{name}: {why}")
-    path = root / DOCKERFILE
+    path, named = root / DOCKERFILE, config.environment.docker_image
+    if builds and named is not None:  # all else that its Dockerfile says is in it
+        return Environment(base=named, workdir=read_workdir(path) if path.exists() else None)
     if path.exists():
-        made = read_dockerfile(path, assume_image=assume_image)
-    elif config.environment.docker_image is not None and assume_image:
+        made = read_dockerfile(path, assume_image=assume_image, builds=builds)
+    elif named is not None and assume_image:
         made = Environment(left=["docker_image"])
     else:
-        raise Fault(f"{path}: missing; what is in an image that is only named cannot be had")
+        raise Fault(f"{path}: missing; what is in an image that is only named cannot be had without tasks.images")
     if made.left:
         note(ASSUMED)
-    check_env(f"{path}: ENV", made.env)
+    check_env(f"{path}: ENV", made.env | dict.fromkeys(made.unread, ""), may_set="PATH" if builds else "")
     return made
+
+
+def _wants_image(config: _Config, made: Environment, workdir: PurePosixPath) -> bool:
+    """Whether the task needs more than files and variables."""
+    outside = not all(target.is_relative_to(workdir) for target in made.files)
+    has_path = "PATH" in made.env or bool(made.unread)
+    named = config.environment.docker_image is not None
+    return named or outside or has_path or any(step.runs for step in made.steps) or not PLAIN.fullmatch(made.base)
+
+
+def _built(
+    root: Path, config: _Config, made: Environment, workdir: PurePosixPath, images: TaskImages
+) -> tuple[BuiltImage, Mapping[PurePosixPath, Path]]:
+    """The image of a task that wants one, and the files that are not in it. A fault where it is not built."""
+    named = config.environment.docker_image is not None
+    origin = f"{root}/{CONFIG}" if named else f"{root}/{DOCKERFILE}"
+    recipe, files = make_recipe(origin, made, workdir, images.bases)
+    built = images.find(recipe)
+    if built is None:
+        raise Fault(
+            f"{origin}: {NOT_BUILT}: `python -m clawhpc.images tasks.folder={root.parent} "
+            f"tasks.images={images.folder}`, with the same tasks.bases, builds what is missing"
+        )
+    return built, files
 
 
 def _workdir(root: Path, config: _Config, made: Environment) -> PurePosixPath:
@@ -292,13 +349,14 @@ def _workdir(root: Path, config: _Config, made: Environment) -> PurePosixPath:
     return workdir
 
 
-def _inputs(root: Path, made: Environment, workdir: PurePosixPath, layout: Layout) -> str | None:
-    outside = [target for target in made.files if not target.is_relative_to(workdir)]
+def _inputs(root: Path, given: Mapping[PurePosixPath, Path], workdir: PurePosixPath, layout: Layout) -> str | None:
+    outside = [target for target in given if not target.is_relative_to(workdir)]
     if outside:
         raise Fault(
-            f"{root}/{DOCKERFILE}: COPY to {outside[0]}: only what lies in the workspace, {workdir}, can be given"
+            f"{root}/{DOCKERFILE}: COPY to {outside[0]}: only what lies in the workspace, {workdir}, can be given "
+            "without tasks.images"
         )
-    files: dict[str, str | Path] = {str(target.relative_to(workdir)): path for target, path in made.files.items()}
+    files: dict[str, str | Path] = {str(target.relative_to(workdir)): path for target, path in given.items()}
     return layout.lay_out(f"{root}/{DOCKERFILE}: COPY", files) if files else None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from clawhpc.errors import UserError
 from clawhpc.tasks import clawgym, harbor, jobbench, officeqa, pinchbench
 from clawhpc.tasks.faults import LoadedTasks
+from clawhpc.tasks.images import TaskImages
 from clawhpc.tasks.layout import Layout
 
 LAID_OUT = Path("tasks", "laid_out")
@@ -24,6 +25,8 @@ class LoadOptions:
     """Takes the folders of tasks whose set has none."""
     assume_image: bool = False
     """See `TaskSettings`."""
+    images: TaskImages | None = None
+    """Of tasks that want one of their own; None: they have none."""
 
     @property
     def layout(self) -> Layout:
@@ -64,7 +67,9 @@ FORMATS = (
         name="Harbor",
         sign=f"*/{harbor.CONFIG}",
         is_in=_has(harbor.CONFIG),
-        load=lambda folder, options: harbor.load_tasks(folder, options.layout, assume_image=options.assume_image),
+        load=lambda folder, options: harbor.load_tasks(
+            folder, options.layout, assume_image=options.assume_image, images=options.images
+        ),
     ),
     Format(
         name="PinchBench",

@@ -58,7 +58,8 @@ def check_shown(tasks: Sequence[TaskSpec], kept: Mapping[str, str | None]) -> No
     """
     shown: dict[str, str] = {}
     for task in tasks:
-        folders = {"inputs": task.input_dir, "MCP programs": task.mcp_dir}
+        image = task.image.folder if task.image is not None else None
+        folders = {"inputs": task.input_dir, "MCP programs": task.mcp_dir, "image": image}
         shown |= {
             folder: f"the {name} of task {task.task_id}" for name, folder in folders.items() if folder is not None
         }

@@ -14,8 +14,10 @@ from clawhpc.errors import UserError
 from clawhpc.records import TaskSpec
 from clawhpc.tasks.faults import by_kind
 from clawhpc.tasks.generate import REWARD_SCRIPT, GenerateSettings, draw_tasks, generate_tasks
+from clawhpc.tasks.images import TaskImages
 from clawhpc.tasks.load import LoadOptions, load_tasks
 from clawhpc.tasks.mix import Mix
+from clawhpc.tasks.recipe import check_bases
 from clawhpc.tasks.servers import McpSettings, equip
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ class TaskSettings:
     assume_image: bool = False
     """What a task would install (RUN in its Dockerfile, apt-get in its test script) is in `sandbox.image`, or among the
     host's own programs. Otherwise such a task is faulty. It brings nothing into workspaces."""
+    images: str | None = None
+    """Folder of images that tasks have of their own, each built from its task's Dockerfile by `python -m
+    clawhpc.images`. None: no task has one."""
+    bases: dict[str, str] = field(default_factory=dict)
+    """What a FROM names -> what is taken for it: the absolute path of an image, or docker://HOST/NAME and the like.
+    Under `any`: for all others; a `*` in it stands for what FROM names."""
     mcp: McpSettings = field(default_factory=McpSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     mix: Mix = "turns"
@@ -43,6 +51,12 @@ class TaskSettings:
         for name, count in self.turns.items():
             if count < 1:
                 raise ValueError(f"turns.{name}={count}: must be at least 1")
+        check_bases(self.bases)
+
+    def load_options(self, cache_dir: Path) -> LoadOptions:
+        """For loaders."""
+        images = TaskImages(folder=Path(self.images), bases=self.bases) if self.images is not None else None
+        return LoadOptions(cache_dir=cache_dir, assume_image=self.assume_image, images=images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +69,7 @@ class TaskSets:
 
 def load_task_sets(settings: TaskSettings, cache_dir: Path) -> TaskSets:
     """Load, or generate into the cache. A faulty task is named in the log and left out. UserError when none is left."""
-    options = LoadOptions(cache_dir=cache_dir, assume_image=settings.assume_image)
-    load = partial(_load, options=options, mcp=settings.mcp)
+    load = partial(_load, options=settings.load_options(cache_dir), mcp=settings.mcp)
     if settings.folder is None:
         if settings.heldout is not None:
             raise UserError("tasks.heldout: needs tasks.folder too; to evaluate on one set of tasks, name it there")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from anyio import to_thread
 
@@ -91,10 +91,18 @@ def script_environment(task: TaskSpec) -> dict[str, str]:
     """What the task sets, and over it what keeps programs from looking into the workspace for orders."""
     check = script_check(task)
     wanted = {"LC_ALL": "C.UTF-8"} | task.env | check.env
+    if "PATH" in wanted:
+        wanted["PATH"] = safe_path(wanted["PATH"], task.workspace_mount)
     if check.cwd is not None:  # Python would take the modules of the folder that it starts in
         modules = filter(None, (GUARD_FOLDER, wanted.get("PYTHONPATH")))
         wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join(modules), guard.TESTS_VARIABLE: check.mount}
     return wanted | {"PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT}
+
+
+def safe_path(path: str, workspace: str) -> str:
+    """`path` of an image, with what lies in the workspace last, where a planted `grep` is not the one that is found."""
+    folders = [os.path.normpath(folder) for folder in path.split(":") if folder.startswith("/")]
+    return ":".join(sorted(folders, key=lambda folder: PurePosixPath(folder).is_relative_to(workspace)))
 
 
 def script_check(task: TaskSpec) -> ScriptCheck:

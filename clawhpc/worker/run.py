@@ -41,6 +41,7 @@ from clawhpc.records import (
 )
 from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
+from clawhpc.sandbox.by_image import Sandboxes, open_images
 from clawhpc.sandbox.open import check_sandbox, open_sandbox
 from clawhpc.store import (
     claim_group,
@@ -99,7 +100,7 @@ async def live(spec: WorkerSpec, worker_id: str, ledger: Ledger) -> signal.Signa
                 worker = Worker(
                     spec,
                     worker_id,
-                    sandbox=sandbox,
+                    sandboxes=open_images(sandbox, spec.sandbox, ledger),
                     harnesses=harnesses,
                     desk=desk,
                     scratch=ledger.scratch,
@@ -139,7 +140,7 @@ class Worker:
         spec: WorkerSpec,
         worker_id: str,
         *,
-        sandbox: Sandbox,
+        sandboxes: Sandboxes,
         harnesses: dict[str, Harness],
         desk: Desk,
         scratch: Path,
@@ -148,7 +149,7 @@ class Worker:
     ) -> None:
         """`judge`: None where no task has a rubric."""
         self._spec, self._id = spec, worker_id
-        self._sandbox, self._harnesses, self._desk = sandbox, harnesses, desk
+        self._sandboxes, self._harnesses, self._desk = sandboxes, harnesses, desk
         self._scratch, self._environment, self._judge = scratch, environment, judge
         self._paths = RunPaths(Path(spec.run_root))
         self._slots = anyio.Semaphore(spec.worker.concurrency)
@@ -243,7 +244,7 @@ class Worker:
         rollout = RolloutPlan(group=group, sample=sample, temperature=plan.temperature)
         failed: list[FailedAttempt] = []
         while True:
-            record = await run_rollout(rollout, self._parts(plan, group))
+            record = await run_rollout(rollout, await self._parts(plan, group))
             log.info("rollout %s: %s %s", record.rollout_id, record.outcome, record.detail)
             if record.outcome not in MACHINE_OUTCOMES:
                 break
@@ -263,10 +264,13 @@ class Worker:
                 await self._desk.recover()
 
     async def _check_sandbox(self, record: RolloutRecord) -> None:
-        """Raise HostError where no sandbox starts any more: every rollout would fail here, one after the other."""
+        """Raise HostError where no sandbox starts any more: every rollout would fail here, one after the other.
+
+        One that stands on a task's own image, and does not start, is the failure of that task.
+        """
         if record.outcome is Outcome.SANDBOX_FAILED:
             try:
-                await check_sandbox(self._sandbox)
+                await check_sandbox(self._sandboxes.own)
             except SandboxError as error:
                 raise HostError(f"sandboxes no longer start: {error}") from error
 
@@ -275,9 +279,9 @@ class Worker:
         if not missing_samples(self._paths, group):
             seal_group(self._paths, group)
 
-    def _parts(self, plan: StepPlan, group: GroupPlan) -> RolloutParts:
+    async def _parts(self, plan: StepPlan, group: GroupPlan) -> RolloutParts:
         return RolloutParts(
-            sandbox=self._sandbox,
+            sandbox=await self._sandboxes.of(group.task.image),
             harness=self._harnesses[group.key.harness],
             responder=self._desk.responder(plan, group),
             scratch=self._scratch,

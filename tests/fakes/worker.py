@@ -13,6 +13,7 @@ from clawhpc.errors import ClawError, EngineError
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
 from clawhpc.records import GroupPlan, Limits, StepPlan
+from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import open_plans
@@ -57,7 +58,9 @@ def plan_of(*tasks: str, step: int = 0, num_samples: int = 2) -> StepPlan:
     return StepPlan(phase="train", step=step, policy_step=step, temperature=0.5, groups=groups)
 
 
-def worker_of(tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None, **settings: Any) -> Worker:
+def worker_of(
+    tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | Sandboxes | None = None, **settings: Any
+) -> Worker:
     spec = WorkerSpec(
         run_root=str(tmp_path / "run"),
         cache_dir=str(tmp_path),
@@ -73,7 +76,7 @@ def worker_of(tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | None = None
     return Worker(
         spec,
         "w0",
-        sandbox=sandbox or FakeSandbox(one_call),
+        sandboxes=sandbox if isinstance(sandbox, Sandboxes) else Sandboxes(sandbox or FakeSandbox(one_call)),
         harnesses={"pi": FakeHarness()},
         desk=desk,
         scratch=scratch,

@@ -12,6 +12,7 @@ def survey(**fields: object) -> Survey:
     values: dict[str, object] = {
         **{"folder": "/set", "format": "Ours", "num_tasks": 3, "faults": (), "notes": {}, "verifiers": {"script": 3}},
         **{"with_inputs": 1, "input_files": 2, "input_bytes": 1500, "with_mcp": 0, "with_mcp_host": 0},
+        **{"with_image": 0, "num_images": 0},
         **{"instruction_chars": Spread(least=1, median=2, most=3), "run_s": None, "duplicates": ()},
     }
     return Survey(**{**values, **fields})  # type: ignore[arg-type]
@@ -136,3 +137,8 @@ def test_rubrics_that_nobody_was_asked_about_are_said() -> None:
 )
 def test_sizes_have_three_digits(size: float, shown: str) -> None:
     assert in_units(int(size)) == shown
+
+
+def test_images_of_tasks_own_are_counted() -> None:
+    assert "  images        2, of 3 tasks; " in text(findings(sets=(survey(with_image=3, num_images=2),)))
+    assert "images " not in text(findings())

@@ -7,6 +7,7 @@ import pytest
 from clawhpc.check.untouched import Bench, lacking, score_untouched
 from clawhpc.records import ExecResult, TaskSpec
 from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.verify.judge import open_judge
 from clawhpc.verify.settings import JudgeModel, JudgeSettings
 from tests.fakes.judge_endpoint import RUBRIC, judge_endpoint, verdict
@@ -31,7 +32,13 @@ def lay_task(folder: Path, task_id: str, script: str, inputs: dict[str, str] | N
 def bench(folder: Path, **fields: object) -> Bench:
     scratch = folder / "scratch"
     scratch.mkdir()
-    values = {"sandbox": HostSandbox(folder), "judge": None, "scratch": scratch, "timeout_s": 20.0, "concurrency": 2}
+    values = {
+        "sandboxes": Sandboxes(HostSandbox(folder)),
+        "judge": None,
+        "scratch": scratch,
+        "timeout_s": 20.0,
+        "concurrency": 2,
+    }
     return Bench(**{**values, **fields})  # type: ignore[arg-type]
 
 
@@ -116,7 +123,7 @@ class CountingSandbox(HostSandbox):
 async def test_no_more_are_scored_at_once_than_was_said(tmp_path: Path) -> None:
     sandbox = CountingSandbox(tmp_path)
     tasks = [lay_task(tmp_path, f"t{number}", "") for number in range(9)]
-    found = await score_untouched(tasks, bench(tmp_path, sandbox=sandbox), lambda count: None)
+    found = await score_untouched(tasks, bench(tmp_path, sandboxes=Sandboxes(sandbox)), lambda count: None)
     assert [one.task_id for one in found] == [task.task_id for task in tasks]
     assert 1 <= sandbox.most <= 2
 

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio import to_thread
 
-from clawhpc.records import ExecResult, Outcome
+from clawhpc.errors import SandboxError
+from clawhpc.records import ExecResult, Outcome, TaskImage
+from clawhpc.rollout.folder import lay_out
 from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from tests.fakes.records import make_task
 from tests.fakes.rollout import FakeSandbox, one_call, parts_of, plan_of, roll, succeed, workspace_of
+from tests.fakes.task_sets import write_files
 from tests.fakes.trees import nest
 
 pytestmark = pytest.mark.anyio
@@ -124,3 +128,44 @@ async def test_a_scratch_folder_that_cannot_be_written_is_an_outcome(tmp_path: P
     record = await run_rollout(plan_of(), parts_of(tmp_path / "missing", FakeSandbox(one_call)))
     assert record.outcome is Outcome.SANDBOX_FAILED
     assert "missing" in record.detail
+
+
+# ---- what a workspace begins with -----------------------------------------------------------------------------------
+
+
+async def laid_out(tmp_path: Path, inputs: dict[str, str]) -> Path:
+    """The workspace of a task with `inputs`, on the image in tmp_path/image, whose workspace is /app."""
+    task = replace(
+        make_task(),
+        image=TaskImage(folder=str(tmp_path / "image"), python="/usr/bin/python3"),
+        input_dir=str(write_files(tmp_path / "inputs", inputs)),
+        workspace_mount="/app",
+    )
+    (tmp_path / "rollout").mkdir()
+    await to_thread.run_sync(lay_out, task, tmp_path / "rollout")
+    return tmp_path / "rollout" / "workspace"
+
+
+async def test_a_workspace_begins_with_what_the_image_has_there_and_the_tasks_files_over_it(tmp_path: Path) -> None:
+    image = write_files(tmp_path / "image/app", {"repo/.git/HEAD": "main", "a": "old", "bin/run": "#!/bin/sh", "b": ""})
+    (image / "bin/run").chmod(0o555)
+    (image / "link").symlink_to("/nowhere")
+    (image / "a.link").symlink_to("a")
+    (tmp_path / "image/elsewhere").touch()
+    workspace = await laid_out(tmp_path, {"a": "new", "repo/added": "", "a.link": "no link"})
+    assert {str(path.relative_to(workspace)) for path in workspace.rglob("*") if not path.is_dir()} == {
+        *("repo/.git/HEAD", "repo/added", "a", "a.link", "b", "bin/run", "link")
+    }
+    assert ((workspace / "a").read_text(), (workspace / "a.link").read_text()) == ("new", "no link")
+    assert os.readlink(workspace / "link") == "/nowhere"
+    assert (workspace / "bin/run").stat().st_mode & 0o777 == 0o755
+    assert (image / "a").read_text() == "old"
+
+
+async def test_a_link_in_an_image_leads_no_file_of_a_task_out_of_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "image/app").mkdir(parents=True)
+    (tmp_path / "image/app/data").symlink_to(tmp_path / "host")
+    with pytest.raises(SandboxError, match=r"^data of the workspace is a link in the task's image"):
+        await laid_out(tmp_path, {"data/a": ""})
+    assert list((tmp_path / "host").iterdir()) == []

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from clawhpc.errors import SandboxError, VerifierError
 from clawhpc.records import WORKSPACE_MOUNT, ExecResult, ScriptCheck, TaskSpec, Verdict, Verifier
 from clawhpc.sandbox.base import Mount, SandboxCommand
 from clawhpc.verify.reward import read_reward
-from clawhpc.verify.script import verify_workspace
+from clawhpc.verify.script import script_environment, verify_workspace
 from tests.fakes.records import script_verifier
 from tests.fakes.sandbox import HostSandbox, ScriptedSandbox, result
 
@@ -261,3 +261,10 @@ async def test_a_long_output_is_cut_in_the_message(bench: Bench) -> None:
     with pytest.raises(VerifierError) as caught:
         await verify_workspace(bench.task, bench.workspace, sandbox, sandbox_id="v", timeout_s=1.0)
     assert len(str(caught.value)) < 1500
+
+
+async def test_the_path_of_an_image_is_that_of_the_script_but_for_what_the_policy_may_write(bench: Bench) -> None:
+    path = "/app/.venv/bin:/opt/conda/bin::bin:/opt/../app/bin:/usr/bin"
+    task = replace(bench.task, workspace_mount="/app", env={"PATH": path})
+    assert script_environment(task)["PATH"] == "/opt/conda/bin:/usr/bin:/app/.venv/bin:/app/bin"
+    assert "PATH" not in script_environment(bench.task)

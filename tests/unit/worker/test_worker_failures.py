@@ -20,9 +20,11 @@ from clawhpc.errors import (
     ungrouped,
 )
 from clawhpc.paths import RunPaths
-from clawhpc.records import ExecResult, Outcome
+from clawhpc.records import WORKSPACE_MOUNT, ExecResult, Outcome, TaskImage
 from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.store import claim_group, claim_owner, publish_plan, read_rollouts
+from tests.fakes.records import make_group, make_task
 from tests.fakes.rollout import FakeSandbox, hang, one_call, workspace_of
 from tests.fakes.worker import FakeDesk, plan_of, work_through, worker_of
 
@@ -186,3 +188,26 @@ async def test_a_worker_that_is_told_to_end_in_mid_rollout_leaves_no_record_and_
     assert claim_owner(paths, plan.groups[0].key) is None
     assert list(read_rollouts(paths)) == []
     assert list((tmp_path / "s").iterdir()) == []
+
+
+async def test_an_image_of_a_task_that_does_not_start_fails_its_rollouts_and_no_others(tmp_path: Path) -> None:
+    paths, good = RunPaths(tmp_path / "run"), TaskImage(folder=str(tmp_path / "good"), python="/p")
+    bad = replace(good, folder=str(tmp_path / "bad"))
+    for image in (good, bad):
+        (Path(image.folder) / WORKSPACE_MOUNT.lstrip("/")).mkdir(parents=True)
+    sandboxes = Sandboxes(
+        FakeSandbox(one_call), lambda image: FakeSandbox(bad_sandbox if image == bad else one_call, python=image.folder)
+    )
+    groups = [
+        make_group(name, num_samples=1, task=replace(make_task(name), image=image))
+        for name, image in (("own", None), ("good", good), ("bad", bad))
+    ]
+    publish_plan(paths, replace(plan_of(), groups=tuple(groups)))
+    await work_through(paths, worker_of(tmp_path, FakeDesk(), sandboxes, max_attempts=2))
+    records = {record.key.task_id: record for record in read_rollouts(paths)}
+    assert {name: record.outcome for name, record in records.items()} == {
+        "own": Outcome.COMPLETED,
+        "good": Outcome.COMPLETED,
+        "bad": Outcome.SANDBOX_FAILED,
+    }
+    assert records["bad"].num_attempts == 2

@@ -11,6 +11,7 @@ import pytest
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
 from clawhpc.records import GroupPlan, Limits, StepPlan, Verifier
+from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.serve.settings import EngineSettings
 from clawhpc.store import open_plans, publish_plan, read_rollouts
@@ -68,7 +69,7 @@ async def test_a_group_with_a_rubric_is_judged_and_its_rewards_are_shaped(tmp_pa
             worker = Worker(
                 spec_of(tmp_path, verify),
                 "w0",
-                sandbox=FakeSandbox(one_call),
+                sandboxes=Sandboxes(FakeSandbox(one_call)),
                 harnesses={"pi": FakeHarness()},
                 desk=AnsweringDesk(),
                 scratch=scratch,

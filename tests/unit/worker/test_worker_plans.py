@@ -12,6 +12,7 @@ import pytest
 from clawhpc.paths import RunPaths
 from clawhpc.proxy.respond import Responder
 from clawhpc.records import GroupPlan, StepPlan
+from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.store import open_plans, publish_plan, read_rollouts
 from clawhpc.worker.run import Worker
 from clawhpc.worker.settings import WorkerSettings
@@ -51,7 +52,7 @@ async def test_a_plan_for_a_policy_that_others_are_to_answer_for_is_left_to_them
     worker = Worker(
         replace(stub_spec(tmp_path), worker=quick, policy_steps=policy_steps),
         "w0",
-        sandbox=FakeSandbox(one_call),
+        sandboxes=Sandboxes(FakeSandbox(one_call)),
         harnesses={"pi": FakeHarness()},
         desk=desk,
         scratch=tmp_path,

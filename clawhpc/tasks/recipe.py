@@ -1,0 +1,208 @@
+"""What an image of a task's own is built by: a recipe of Apptainer, and the folder that it copies in.
+
+    task.def               Bootstrap and From; copies `staged` to /.clawhpc, and has the image's shell run its build.sh
+    staged/build.sh        a line for each step of the Dockerfile, which says first which one it is
+    staged/0, 1, …         what the steps copy
+
+No line of a Dockerfile stands in the .def itself, where %, # and {{ }} would mean something. An image is named by what
+it is made of: base, commands, content and modes of what is copied, so that tasks which agree in these share it,
+whatever comments their Dockerfiles have and whatever they copy into their workspace at last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from clawhpc.errors import UserError
+from clawhpc.tasks.dockerfile import Copy, Environment, Step
+from clawhpc.tasks.faults import Fault
+from clawhpc.tasks.layout import files_below
+
+FORMAT = 1
+"""Raised when the same Dockerfile gives another image."""
+DIGEST_CHARS = 20
+RECIPE, STAGED, SCRIPT, FINISH = "task.def", "staged", "build.sh", "finish.sh"
+INSIDE = "/.clawhpc"
+"""In the image, for whatever is ours."""
+PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+PASSED = (*PROXIES, *(name.upper() for name in PROXIES), "CLAWHPC_OWNER", "SPT_NOENV")
+"""Variables of the builder that its commands have: the way to a network, and by whom they are known."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that says nothing of it."""
+MARK = "clawhpc: line "
+"""Printed before each step, with the line of the Dockerfile."""
+LOCAL = "localimage"
+BOOTSTRAPS = ("docker", "oras", "library", "oci", "oci-archive", "docker-archive")
+ANY = "any"
+"""Key of `tasks.bases` for what has none of its own; a `*` in its value stands for what FROM names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What an image is built on."""
+
+    bootstrap: str
+    place: str
+
+
+def find_base(reference: str, bases: Mapping[str, str]) -> Base:
+    """What `reference`, of a FROM, stands for. `bases`: see `TaskSettings`."""
+    place = bases.get(reference) or bases.get(ANY, f"docker://{reference}").replace("*", reference)
+    if place.startswith("/"):
+        return Base(bootstrap=LOCAL, place=place)
+    bootstrap, _, rest = place.partition(":")
+    return Base(bootstrap=bootstrap, place=rest.removeprefix("//"))
+
+
+def check_bases(bases: Mapping[str, str]) -> None:
+    """ValueError for one that is neither a path nor of a registry."""
+    for name, place in bases.items():
+        if not place.startswith("/") and place.partition(":")[0] not in BOOTSTRAPS:
+            raise ValueError(
+                f"bases.{name}={place}: must be the absolute path of an image, or begin with {', '.join(BOOTSTRAPS)}:"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one image is built."""
+
+    origin: str
+    """The file that asks for it, and what faults are named by."""
+    from_line: int
+    base: Base
+    steps: tuple[Step, ...]
+    workdir: PurePosixPath
+    """Of the workspace."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for what gives equal images. Fault where a file cannot be read."""
+        steps = [
+            [step.script, *([copy.target, *_known_by(copy.source)] for copy in step.copies)] for step in self.steps
+        ]
+        known = [FORMAT, self.base.bootstrap, self.base.place, str(self.workdir), steps]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:DIGEST_CHARS]
+
+    def write(self, folder: Path) -> Path:
+        """Write it into `folder`, which is empty; the .def."""
+        staged = folder / STAGED
+        staged.mkdir()
+        for number, copy in enumerate(self._copies):
+            _stage(copy, staged / str(number))
+        (staged / SCRIPT).write_text(self.script)
+        recipe = folder / RECIPE
+        recipe.write_text(self.definition(staged))
+        return recipe
+
+    @property
+    def _copies(self) -> list[Copy]:
+        return [copy for step in self.steps for copy in step.copies]
+
+    def definition(self, staged: Path) -> str:
+        """The .def."""
+        passed = " ".join(f'${{{name}+{name}="${name}"}}' for name in PASSED)
+        return f"""\
+Bootstrap: {self.base.bootstrap}
+From: {self.base.place}
+
+%setup
+    rm -rf "${{APPTAINER_ROOTFS}}{INSIDE}"
+    cp -a {shlex.quote(str(staged))} "${{APPTAINER_ROOTFS}}{INSIDE}"
+
+%post
+    exec env -i HOME=/root PATH={PATH} {passed} /bin/sh {INSIDE}/{SCRIPT}
+"""
+
+    @property
+    def script(self) -> str:
+        """What the image's own shell runs: the variables that the base has, each step, and what sandboxes need."""
+        head = [
+            "set -e",
+            "umask 022",
+            'for file in /.singularity.d/env/10-docker*.sh; do if [ -f "$file" ]; then . "$file"; fi; done',
+            "cd /",
+        ]
+        staged = iter(range(len(self._copies)))
+        body = [line for step in self.steps for line in _lines(step, staged)]
+        place = shlex.quote(str(self.workdir))
+        tail = [f"echo {shlex.quote(f'{MARK}end')}", f"mkdir -p {place}", f"workdir={place}", _own(FINISH)]
+        return "\n".join((*head, *body, *tail))
+
+
+def make_recipe(
+    origin: str, made: Environment, workdir: PurePosixPath, bases: Mapping[str, str]
+) -> tuple[Recipe, dict[PurePosixPath, Path]]:
+    """How the image of `made` is built, and the files that need not be in it: those that the last steps copy into the
+    workspace, whose own they are.
+    """
+    steps, rest = list(made.steps), dict[PurePosixPath, Path]()
+    last_run = max((number for number, step in enumerate(steps) if step.runs), default=-1)
+    for number, step in reversed(list(enumerate(steps))):
+        if number > last_run and step.copies and all(target.is_relative_to(workdir) for target in step.files):
+            rest = {**step.files, **rest}
+            del steps[number]
+    base = find_base(made.base, bases)
+    if not made.base or made.base == "scratch":
+        raise Fault(f"{origin}:{made.from_line}: FROM {made.base}: there are no programs to build with")
+    recipe = Recipe(origin=origin, from_line=made.from_line, base=base, steps=tuple(steps), workdir=workdir)
+    return recipe, rest
+
+
+def _lines(step: Step, staged: Iterator[int]) -> Iterator[str]:
+    yield f"printf '%s\\n' {shlex.quote(f'{MARK}{step.line}: {step.shown}')}"
+    if step.script:
+        yield step.script
+    for copy in step.copies:
+        source, target = f"{INSIDE}/{next(staged)}", shlex.quote(copy.target)
+        parent = shlex.quote(copy.target if copy.target.endswith("/") else str(PurePosixPath(copy.target).parent))
+        yield f"mkdir -p {parent}"
+        if copy.source.is_dir():
+            yield f"cp -dR {source}/. {target}"
+        else:
+            yield f"cp {source}/{shlex.quote(copy.source.name)} {target}"
+
+
+def _stage(copy: Copy, folder: Path) -> None:
+    try:
+        if copy.source.is_dir():
+            shutil.copytree(copy.source, folder, symlinks=True)
+        else:
+            folder.mkdir()
+            shutil.copy2(copy.source.resolve(), folder / copy.source.name)
+    except OSError as error:
+        raise UserError(f"{copy.source}: cannot be copied: {error}") from error
+
+
+def _known_by(source: Path) -> list[str]:
+    """Names, contents and modes; not the times, which differ between two copies of a set."""
+    files = sorted(files_below(source)) if source.is_dir() else [(source.name, source.resolve())]
+    known = []
+    for name, path in files:
+        try:
+            status = path.lstat()
+            if path.is_symlink():
+                known += [name, "link", os.readlink(path)]
+            elif stat.S_ISREG(status.st_mode):
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                known += [name, content, oct(status.st_mode & 0o111)]
+            else:
+                raise Fault(f"{path}: neither a file nor a link")
+        except OSError as error:
+            raise Fault(f"{path}: {error.strerror}") from error
+    return known
+
+
+def _own(name: str) -> str:
+    return resources.files("clawhpc.tasks").joinpath(name).read_text()

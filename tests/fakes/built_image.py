@@ -1,0 +1,14 @@
+"""An image of a task's own as its build leaves it, without a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakes.task_sets import write_files
+
+
+def lay_image(
+    place: Path, *, env: str = "PATH=/usr/bin:/bin\0", python: str = "/usr/bin/python3", home: str = ""
+) -> Path:
+    """Nothing is in it but what loaders ask for."""
+    return write_files(place, {".clawhpc/env": env, ".clawhpc/python": f"{python}\n", ".clawhpc/home": home})

@@ -1,0 +1,150 @@
+"""Tasks of Harbor that have an image of their own: which these are, what they are without it, and what it brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clawhpc.records import TaskImage, TaskSpec
+from clawhpc.tasks import harbor
+from clawhpc.tasks.faults import LoadedTasks
+from clawhpc.tasks.images import TaskImages
+from clawhpc.tasks.layout import Layout
+from tests.fakes.built_image import lay_image
+from tests.fakes.task_sets import TASK_TOML, lay_harbor
+
+DOCKERFILE = "FROM python:3.12\nWORKDIR /app\nRUN make\nCOPY numbers.txt .\n"
+PREBUILT = TASK_TOML + 'docker_image = "ours/sum:1"\nworkdir = "/app"\n'
+
+
+class Shelf:
+    """A set of tasks, and their images."""
+
+    def __init__(self, folder: Path) -> None:
+        self.set, self.folder, self._cache = folder / "set", folder / "images", folder / "cache"
+
+    def load(self, *, assume_image: bool = False) -> LoadedTasks:
+        self.images = TaskImages(folder=self.folder)
+        return harbor.load_tasks(self.set, Layout(self._cache), assume_image=assume_image, images=self.images)
+
+    def build(self, **fields: str) -> Path:
+        """The image that is wanted."""
+        self.load()
+        (digest,) = self.images.wanted
+        return lay_image(self.folder / digest, **fields)
+
+    def task(self) -> TaskSpec:
+        loaded = self.load()
+        assert loaded.faults == ()
+        (task,) = loaded.tasks
+        return task
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def test_a_task_whose_image_is_not_built_is_a_fault_that_says_what_builds_it(shelf: Shelf) -> None:
+    root = lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    (fault,) = shelf.load().faults
+    command = f"python -m clawhpc.images tasks.folder={shelf.set} tasks.images={shelf.folder}"
+    assert fault.startswith(f"{root}/environment/Dockerfile: its image is not built: `{command}`")
+
+
+def test_a_task_begins_with_its_image_and_the_files_that_are_not_in_it(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    image = shelf.build(python="/usr/local/bin/python3", env="PATH=/opt/bin:/bin\0LANG=C.UTF-8\0LONG=a\nb=c\0")
+    task = shelf.task()
+    assert task.image == TaskImage(folder=str(image), python="/usr/local/bin/python3")
+    assert task.env == {"PATH": "/opt/bin:/bin", "LANG": "C.UTF-8", "LONG": "a\nb=c"}
+    assert task.input_dir is not None
+    assert [path.name for path in Path(task.input_dir).iterdir()] == ["numbers.txt"]
+    notes = shelf.load().notes
+    assert notes[harbor.OWN_IMAGE] == 1
+    assert harbor.OUR_IMAGE not in notes
+
+
+def test_tasks_that_agree_share_an_image_and_have_files_of_their_own(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, "a", dockerfile=DOCKERFILE)
+    (lay_harbor(shelf.set, "b", dockerfile=f"# b\n{DOCKERFILE}") / "environment/numbers.txt").write_text("7\n")
+    shelf.build()
+    first, second = shelf.load().tasks
+    assert first.image == second.image
+    assert first.input_dir != second.input_dir
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "wants"),
+    [
+        ("FROM debian:12\nWORKDIR /app\nENV A=1\nCOPY numbers.txt .\n", False),
+        ("FROM docker.io/library/ubuntu@sha256:1\nWORKDIR /app\n", False),
+        ("FROM debian:12\nRUN make\nWORKDIR /app\n", True),
+        ("FROM debian:12\nWORKDIR /app\nCOPY numbers.txt /data/\n", True),
+        ("FROM debian:12\nWORKDIR /app\nENV PATH=/app/bin:$PATH\n", True),
+        ("FROM ubuntu.example/x\nWORKDIR /app\n", True),
+        ("FROM node:20\nWORKDIR /app\n", True),
+    ],
+)
+def test_a_task_that_wants_no_more_than_files_goes_on_with_the_image_of_the_run(
+    shelf: Shelf, dockerfile: str, wants: bool
+) -> None:
+    lay_harbor(shelf.set, dockerfile=dockerfile)
+    loaded = shelf.load()
+    assert (len(shelf.images.wanted), len(loaded.faults), len(loaded.tasks)) == (wants, wants, not wants)
+    assert all(task.image is None for task in loaded.tasks)
+
+
+@pytest.mark.parametrize("dockerfile", [None, "FROM a AS b\nFROM c\nWORKDIR /else\nENTRYPOINT x\nCOPY --from=b y z\n"])
+def test_an_image_that_is_named_has_all_that_its_dockerfile_says(shelf: Shelf, dockerfile: str | None) -> None:
+    root = lay_harbor(shelf.set, toml=PREBUILT, dockerfile=dockerfile or "")
+    if dockerfile is None:
+        (root / "environment/Dockerfile").unlink()
+    (fault,) = shelf.load().faults
+    assert fault.startswith(f"{root}/task.toml: its image is not built")
+    ((recipe,),) = shelf.images.wanted.values()
+    assert (recipe.base.place, recipe.steps) == ("ours/sum:1", ())
+    shelf.build()
+    assert (shelf.task().workspace_mount, shelf.task().input_dir) == ("/app", None)
+
+
+def test_a_task_that_is_faulty_besides_wants_no_image(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, "a", dockerfile=DOCKERFILE, script="uvx pytest\n")
+    lay_harbor(shelf.set, "b", dockerfile=DOCKERFILE.replace("RUN", "ENTRYPOINT x\nRUN"))
+    assert len(shelf.load().faults) == 2
+    assert shelf.images.wanted == {}
+
+
+def test_what_a_test_installs_is_still_believed_only_if_the_user_says_so(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE, script="apt-get install -y x\n")
+    loaded = shelf.load(assume_image=True)
+    assert "its image is not built" in loaded.faults[0]
+    (digest,) = shelf.images.wanted
+    lay_image(shelf.folder / digest)
+    loaded = shelf.load(assume_image=True)
+    assert loaded.notes[harbor.ASSUMED] == 1
+    assert loaded.tasks[0].image is not None
+
+
+def test_variables_that_the_sandbox_sets_are_not_taken_from_a_base(shelf: Shelf) -> None:
+    lay_harbor(
+        shelf.set, dockerfile=DOCKERFILE.replace("RUN", "ENV MODE=slow\nRUN"), toml=f'{TASK_TOML}env = {{ A = "1" }}\n'
+    )
+    builder = "HOME=/x\0LD_PRELOAD=a\0http_proxy=p\0CLAWHPC_OWNER=o\0PWD=/app\0_=x\0"
+    shelf.build(env=f"{builder}PATH=/bin\0MODE=slow\0A=0\0")
+    assert shelf.task().env == {"PATH": "/bin", "MODE": "slow", "A": "1"}
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "BASH_ENV", "HOME"])
+def test_variables_that_the_sandbox_sets_cannot_be_set_by_env(shelf: Shelf, name: str) -> None:
+    lay_harbor(shelf.set, dockerfile=f"FROM x\nWORKDIR /app\nENV {name}=/x:${name}\n")
+    (fault,) = shelf.load().faults
+    assert f"ENV.{name}: is set by the sandbox" in fault
+
+
+@pytest.mark.parametrize(("home", "times"), [(".bashrc\n.profile\n.cache\n", 0), (".bashrc\n.local\n", 1)])
+def test_what_an_image_has_in_the_home_that_no_sandbox_shows_is_noted(shelf: Shelf, home: str, times: int) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    shelf.build(home=home)
+    assert shelf.load().notes.get(harbor.NO_HOME, 0) == times

@@ -1,0 +1,156 @@
+"""What an image of a task's own is built by, and by what it is known."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from clawhpc.tasks.dockerfile import read_dockerfile
+from clawhpc.tasks.faults import Fault
+from clawhpc.tasks.recipe import Base, Recipe, check_bases, find_base, make_recipe
+from tests.fakes.task_sets import write_files
+
+APP = PurePosixPath("/app")
+LINES = "FROM python:3.12\nWORKDIR /app\nCOPY req.txt /tmp/\nRUN pip install -r /tmp/req.txt\nCOPY src src\n"
+
+
+def made(
+    folder: Path, lines: str = LINES, *, bases: Mapping[str, str] | None = None, **files: str
+) -> tuple[Recipe, dict[str, str]]:
+    """The recipe, and where in the context lies what is not in it."""
+    content = {"Dockerfile": lines, "req.txt": "numpy\n", "src/a.py": "1\n"}
+    write_files(folder, content | {name.replace("__", "/"): text for name, text in files.items()})
+    path = folder / "Dockerfile"
+    recipe, rest = make_recipe(str(path), read_dockerfile(path, builds=True), APP, bases or {})
+    return recipe, {str(target): str(file.relative_to(folder)) for target, file in rest.items()}
+
+
+def test_what_the_last_lines_copy_into_the_workspace_is_no_part_of_the_image(tmp_path: Path) -> None:
+    recipe, rest = made(tmp_path)
+    assert [step.shown for step in recipe.steps] == [
+        "WORKDIR /app",
+        "COPY req.txt /tmp/",
+        "RUN pip install -r /tmp/req.txt",
+    ]
+    assert rest == {"/app/src/a.py": "src/a.py"}
+
+
+def test_of_two_such_lines_the_last_counts_and_one_that_leads_elsewhere_is_a_part(tmp_path: Path) -> None:
+    recipe, rest = made(tmp_path, f"{LINES}COPY req.txt src/a.py\nCOPY req.txt /data/\n")
+    assert [step.shown for step in recipe.steps][-1] == "COPY req.txt /data/"
+    assert rest == {"/app/src/a.py": "req.txt"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "is_same"),
+    [
+        (f"# a comment\n\n{LINES}CMD x\nLABEL a=b\n", {}, True),
+        (LINES, {"src__a.py": "2\n"}, True),
+        (LINES, {"req.txt": "scipy\n"}, False),
+        (LINES.replace("3.12", "3.11"), {}, False),
+        (LINES.replace("-r", "-q -r"), {}, False),
+        (LINES.replace("RUN", "ENV A=1\nRUN"), {}, False),
+        (LINES.replace("COPY req.txt /tmp/\n", ""), {}, False),
+    ],
+)
+def test_equal_images_have_one_name_and_others_another(
+    tmp_path: Path, lines: str, files: dict[str, str], is_same: bool
+) -> None:
+    first, _ = made(tmp_path / "a")
+    second, _ = made(tmp_path / "b", lines, **files)
+    assert (first.digest == second.digest) is is_same
+    assert re.fullmatch(r"[0-9a-f]{20}", first.digest)
+
+
+def test_the_time_of_a_file_names_no_image_and_whether_it_can_be_run_does(tmp_path: Path) -> None:
+    before, _ = made(tmp_path)
+    os.utime(tmp_path / "req.txt", (1, 1))
+    assert made(tmp_path)[0].digest == before.digest
+    (tmp_path / "req.txt").chmod(0o755)
+    assert made(tmp_path)[0].digest != before.digest
+
+
+def test_the_recipe_of_apptainer_and_what_it_copies_in(tmp_path: Path) -> None:
+    context, folder = tmp_path / "context", tmp_path / "out it"
+    folder.mkdir()
+    recipe, _ = made(context, f"{LINES}COPY src '/opt/my src'\nRUN echo '%post {{{{ x }}}}'\n")
+    text = recipe.write(folder).read_text()
+    staged = folder / "staged"
+    assert text.startswith("Bootstrap: docker\nFrom: python:3.12\n\n%setup\n")
+    assert f"cp -a '{staged}' \"${{APPTAINER_ROOTFS}}/.clawhpc\"" in text
+    assert "{{" not in text, "Apptainer would put something in"
+    files = {str(path.relative_to(staged)): path.read_text() for path in staged.rglob("*") if path.is_file()}
+    script = files.pop("build.sh")
+    assert files == {"0/req.txt": "numpy\n", "1/a.py": "1\n", "2/a.py": "1\n"}
+    expected = """\
+printf '%s\\n' 'clawhpc: line 2: WORKDIR /app'
+mkdir -p /app
+cd /app
+printf '%s\\n' 'clawhpc: line 3: COPY req.txt /tmp/'
+mkdir -p /tmp/
+cp /.clawhpc/0/req.txt /tmp/
+printf '%s\\n' 'clawhpc: line 4: RUN pip install -r /tmp/req.txt'
+env /bin/sh -c 'pip install -r /tmp/req.txt'
+printf '%s\\n' 'clawhpc: line 5: COPY src src'
+mkdir -p /app/src/
+cp -dR /.clawhpc/1/. /app/src/
+"""
+    assert expected in script
+    assert "cp -dR /.clawhpc/2/. '/opt/my src/'\n" in script
+    assert "workdir=/app\n" in script
+
+
+def test_links_of_a_folder_that_is_copied_stay_links(tmp_path: Path) -> None:
+    context, folder = write_files(tmp_path / "context", {"src/a.py": ""}), tmp_path / "out"
+    (context / "src/link").symlink_to("a.py")
+    folder.mkdir()
+    recipe, _ = made(context, f"{LINES}RUN x\n")
+    recipe.write(folder)
+    assert os.readlink(folder / "staged/1/link") == "a.py"
+
+
+BASES = {"python:3.12": "/images/python", "node": "docker://mirror.example/node:20", "any": "oras://mirror.example/*"}
+
+
+@pytest.mark.parametrize(
+    ("name", "bases", "base"),
+    [
+        ("python:3.12", {}, Base(bootstrap="docker", place="python:3.12")),
+        ("python:3.12", BASES, Base(bootstrap="localimage", place="/images/python")),
+        ("node", BASES, Base(bootstrap="docker", place="mirror.example/node:20")),
+        ("ghcr.io/a/b:1", BASES, Base(bootstrap="oras", place="mirror.example/ghcr.io/a/b:1")),
+        ("a", {"a": "docker-archive:/images/a.tar"}, Base(bootstrap="docker-archive", place="/images/a.tar")),
+    ],
+)
+def test_a_base_is_what_the_configuration_says_it_is(name: str, bases: dict[str, str], base: Base) -> None:
+    check_bases(bases)
+    assert find_base(name, bases) == base
+
+
+@pytest.mark.parametrize("place", ["images/python", "ftp://a/b", ""])
+def test_a_base_that_can_be_nothing_is_named(place: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"bases\.python={place}: must be the absolute path of an image, or begin with"
+    ):
+        check_bases({"python": place})
+
+
+def test_another_base_is_another_image(tmp_path: Path) -> None:
+    assert made(tmp_path)[0].digest != made(tmp_path, bases=BASES)[0].digest
+
+
+@pytest.mark.parametrize("lines", ["FROM scratch\n", "WORKDIR /app\n"])
+def test_nothing_to_build_on_is_a_fault(tmp_path: Path, lines: str) -> None:
+    with pytest.raises(Fault, match="there are no programs to build with"):
+        made(tmp_path, lines)
+
+
+def test_what_is_copied_and_is_no_file_is_a_fault(tmp_path: Path) -> None:
+    context = write_files(tmp_path, {"src/a.py": ""})
+    os.mkfifo(context / "src/pipe")
+    with pytest.raises(Fault, match="pipe: neither a file nor a link"):
+        _ = made(tmp_path, f"{LINES}RUN x\n")[0].digest
