@@ -1,4 +1,4 @@
-"""Images for containers, built from a recipe once and then taken from the cache folder."""
+"""Images for containers, built from a recipe once and then kept: the run's in the cache folder, tasks' in theirs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawhpc.errors import UserError
@@ -19,25 +21,56 @@ BUILD_S = 1800.0
 LOG_CHARS = 800
 OWN_NAMESPACE = ("unshare", "--user", "--map-root-user")
 """A root without some capability (in a container, say) cannot build; inside a user namespace of its own it has all."""
+TEMPORARY = {"/tmp": "tmp", "/var/tmp": "var-tmp"}
+"""What builds would share with the host and with one another -> a folder in that of the build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """What makes one image."""
+
+    recipe: Path
+    """A .def."""
+    image: Path
+    """The folder that it becomes."""
+    apptainer: str
+    is_local: bool
+    """It starts from an image on this machine, all of whose files root owns."""
+    arguments: tuple[str, ...] = ()
+    """More of `apptainer build`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More of what its commands have."""
+    log: Path | None = None
+    """Keeps all that the last build has printed."""
 
 
 def build_image(recipe: Path, *, apptainer: str, cache_dir: Path, ledger: Ledger, base: Path | None = None) -> Path:
-    """The image of `recipe` as a folder, which both kinds of container start from, without FUSE and without waiting.
+    """The image of `recipe` as a folder in the cache, built at most once for each content: see `build_once`.
 
-    Built at most once for each content, whoever asks at the same time, and never seen half-built; again where files are
-    missing in it, as they are where a cluster removes what nobody has read for long. Of a build that is cut off the
-    processes and temporary files belong to `ledger`, and what it has written of the image goes with the next build.
     `base`: a folder to build on in place of the recipe's own start, all of whose files root owns
-    (containers/debian_base.sh makes one): for a machine that reaches Debian's packages but no image registry. Raises
-    UserError with the end of the log.
+    (containers/debian_base.sh makes one): for a machine that reaches Debian's packages but no image registry.
     """
     image = cache_dir / "images" / f"{recipe.stem}-{_digest(recipe, base)}"
+    on_base = () if base is None else ("--build-arg", "BOOTSTRAP=localimage", "--build-arg", f"FROM={base}")
+    build = Build(recipe=recipe, image=image, apptainer=apptainer, is_local=base is not None, arguments=on_base)
+    build_once(build, ledger)
+    return image
+
+
+def build_once(build: Build, ledger: Ledger) -> None:
+    """See that the image is there as a folder, which both kinds of container start from, without FUSE.
+
+    Built at most once, whoever asks at the same time, and never seen half-built; again where files are missing in it,
+    as they are where a cluster removes what nobody has read for long. Of a build that is cut off the processes and
+    temporary files belong to `ledger`, and what it has written of the image goes with the next build. Raises UserError
+    with the end of the log.
+    """
+    image = build.image
     image.parent.mkdir(parents=True, exist_ok=True)
     with alone(_beside(image, ".lock"), image, wait_s=BUILD_S):
         if not is_whole(image):
-            _build(recipe, image, apptainer, ledger, base)
+            _build(build, ledger)
             _note_of(image).write_text(fingerprint(image))
-    return image
 
 
 def is_whole(image: Path) -> bool:
@@ -61,36 +94,48 @@ def _digest(recipe: Path, base: Path | None) -> str:
     return hashlib.sha256(recipe.read_bytes() + str(base).encode()).hexdigest()[:12]
 
 
-def _build(recipe: Path, image: Path, apptainer: str, ledger: Ledger, base: Path | None) -> None:
-    """Build beside `image` and rename. What builds that were killed have left of it goes first."""
+def _build(build: Build, ledger: Ledger) -> None:
+    """Build beside the image and rename. What builds that were killed have left of it goes first."""
+    image = build.image
     for left in image.parent.glob(f"{image.name}.*/"):
         remove_tree(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{image.name}.", dir=image.parent))
-    temporary = tempfile.mkdtemp(prefix="build-", dir=ledger.scratch)
+    temporary = Path(tempfile.mkdtemp(prefix="build-", dir=ledger.scratch))
     try:
-        done = subprocess.run(
-            _build_command(recipe, folder / "image", apptainer, base),
-            env={**os.environ, **ledger.environment, "APPTAINER_TMPDIR": temporary},
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S,
-            stdin=subprocess.DEVNULL,
-        )
-        if done.returncode != 0:
-            raise UserError(f"{recipe}: cannot be built: {(done.stdout + done.stderr)[-LOG_CHARS:].strip()}")
+        _run(build, folder / "image", temporary, ledger)
         if image.exists():
             image.rename(folder / "broken")
         (folder / "image").rename(image)
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{recipe}: has been building for {BUILD_S:.0f} s; build it by hand, and name the image"
-        ) from None
     finally:
         remove_tree(folder)
-        remove_tree(Path(temporary))
+        remove_tree(temporary)
 
 
-def _build_command(recipe: Path, target: Path, apptainer: str, base: Path | None) -> list[str]:
-    on_base = [] if base is None else ["--build-arg", "BOOTSTRAP=localimage", "--build-arg", f"FROM={base}"]
-    namespace = OWN_NAMESPACE if base is not None and os.getuid() == 0 else ()
-    return [*namespace, apptainer, "build", "--sandbox", *on_base, str(target), str(recipe)]
+def _run(build: Build, target: Path, temporary: Path, ledger: Ledger) -> None:
+    for name in TEMPORARY.values():
+        (temporary / name).mkdir()
+    inside = {f"APPTAINERENV_{name}": value for name, value in {**build.environment, **ledger.environment}.items()}
+    printed = build.log or temporary / "log"
+    try:
+        with printed.open("w") as log:
+            done = subprocess.run(
+                _build_command(build, target, temporary),
+                env={**os.environ, **ledger.environment, **inside, "APPTAINER_TMPDIR": str(temporary)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=BUILD_S,
+                stdin=subprocess.DEVNULL,
+            )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{build.recipe}: has been building for {BUILD_S:.0f} s; build it by hand, and name the image"
+        ) from None
+    if done.returncode != 0:
+        end = printed.read_text(errors="replace")[-LOG_CHARS:].strip()
+        raise UserError(f"{build.recipe}: cannot be built: {end}")
+
+
+def _build_command(build: Build, target: Path, temporary: Path) -> list[str]:
+    binds = [part for inside, name in TEMPORARY.items() for part in ("--bind", f"{temporary / name}:{inside}")]
+    namespace = OWN_NAMESPACE if build.is_local and os.getuid() == 0 else ()
+    return [*namespace, build.apptainer, "build", "--sandbox", *binds, *build.arguments, str(target), str(build.recipe)]

@@ -21,11 +21,13 @@ from clawhpc.sandbox.image import build_image
 from clawhpc.sandbox.staging import fingerprint, is_far, stage_image
 from tests.sandbox_parts import running, seconds_until_gone
 
+LAST_TWO = "while [ $# -gt 2 ]; do shift; done; target=$1 recipe=$2"
+
 
 def fake_apptainer(folder: Path, script: str) -> str:
-    """A program that, called as `apptainer build --sandbox TARGET RECIPE`, runs `script` with `$target` set."""
+    """A program that, called as `apptainer build --sandbox … TARGET RECIPE`, runs `script` with both set."""
     program = folder / "apptainer"
-    program.write_text(f"#!/bin/sh\necho once >> {folder}/calls\ntarget=$3\n{script}\n")
+    program.write_text(f"#!/bin/sh\necho once >> {folder}/calls\n{LAST_TWO}\n{script}\n")
     program.chmod(0o755)
     return str(program)
 
@@ -42,7 +44,7 @@ def test_an_image_is_built_once_for_each_content_of_its_recipe(tmp_path: Path, l
 
 
 def test_images_of_recipes_that_differ_after_a_dot_leave_each_other_whole(tmp_path: Path, ledger: Ledger) -> None:
-    apptainer = fake_apptainer(tmp_path, "mkdir $target; cp $4 $target")
+    apptainer = fake_apptainer(tmp_path, "mkdir $target; cp $recipe $target")
     recipes = [tmp_path / "python3.11.def", tmp_path / "python3.12.def"]
     for recipe, content in zip(recipes, ("short", "not so short"), strict=True):
         recipe.write_text(content)
