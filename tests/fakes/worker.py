@@ -61,7 +61,21 @@ def plan_of(*tasks: str, step: int = 0, num_samples: int = 2) -> StepPlan:
 def worker_of(
     tmp_path: Path, desk: FakeDesk, sandbox: FakeSandbox | Sandboxes | None = None, **settings: Any
 ) -> Worker:
-    spec = WorkerSpec(
+    scratch = tmp_path / "s"
+    scratch.mkdir(exist_ok=True)
+    return Worker(
+        worker_spec(tmp_path, **settings),
+        "w0",
+        sandboxes=sandbox if isinstance(sandbox, Sandboxes) else Sandboxes(sandbox or FakeSandbox(one_call)),
+        harnesses={"pi": FakeHarness()},
+        desk=desk,
+        scratch=scratch,
+        environment={"CLAWHPC_OWNER": "this worker"},
+    )
+
+
+def worker_spec(tmp_path: Path, **settings: Any) -> WorkerSpec:
+    return WorkerSpec(
         run_root=str(tmp_path / "run"),
         cache_dir=str(tmp_path),
         scratch_root=None,
@@ -70,17 +84,6 @@ def worker_of(
         sandbox=SandboxSettings(),
         limits=Limits(deadline_s=60.0, reserve_s=30.0, settle_s=0.1),
         harnesses={},
-    )
-    scratch = tmp_path / "s"
-    scratch.mkdir(exist_ok=True)
-    return Worker(
-        spec,
-        "w0",
-        sandboxes=sandbox if isinstance(sandbox, Sandboxes) else Sandboxes(sandbox or FakeSandbox(one_call)),
-        harnesses={"pi": FakeHarness()},
-        desk=desk,
-        scratch=scratch,
-        environment={"CLAWHPC_OWNER": "this worker"},
     )
 
 
