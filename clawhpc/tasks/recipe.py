@@ -35,7 +35,9 @@ RECIPE, STAGED, SCRIPT, FINISH = "task.def", "staged", "build.sh", "finish.sh"
 INSIDE = "/.clawhpc"
 """In the image, for whatever is ours."""
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-PASSED = (*PROXIES, *(name.upper() for name in PROXIES), "CLAWHPC_OWNER", "SPT_NOENV")
+FAKEROOT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "FAKEROOTKEY", "FAKED_MODE", "FAKEROOTDONTTRYCHOWN")
+"""By which commands take themselves for root where a user has no subordinate ids."""
+PASSED = (*PROXIES, *(name.upper() for name in PROXIES), *FAKEROOT, "CLAWHPC_OWNER", "SPT_NOENV")
 """Variables of the builder that its commands have: the way to a network, and by whom they are known."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Of an image that says nothing of it."""
@@ -118,7 +120,7 @@ From: {self.base.place}
 
 %setup
     rm -rf "${{APPTAINER_ROOTFS}}{INSIDE}"
-    cp -a {shlex.quote(str(staged))} "${{APPTAINER_ROOTFS}}{INSIDE}"
+    cp -dR --preserve=mode,timestamps {shlex.quote(str(staged))} "${{APPTAINER_ROOTFS}}{INSIDE}"
 
 %post
     exec env -i HOME=/root PATH={PATH} {passed} /bin/sh {INSIDE}/{SCRIPT}
@@ -149,7 +151,8 @@ def make_recipe(
     steps, rest = list(made.steps), dict[PurePosixPath, Path]()
     last_run = max((number for number, step in enumerate(steps) if step.runs), default=-1)
     for number, step in reversed(list(enumerate(steps))):
-        if number > last_run and step.copies and all(target.is_relative_to(workdir) for target in step.files):
+        within = all(PurePosixPath(copy.target).is_relative_to(workdir) for copy in step.copies)
+        if number > last_run and step.copies and within:
             rest = {**step.files, **rest}
             del steps[number]
     base = find_base(made.base, bases)

@@ -81,7 +81,7 @@ def test_the_recipe_of_apptainer_and_what_it_copies_in(tmp_path: Path) -> None:
     text = recipe.write(folder).read_text()
     staged = folder / "staged"
     assert text.startswith("Bootstrap: docker\nFrom: python:3.12\n\n%setup\n")
-    assert f"cp -a '{staged}' \"${{APPTAINER_ROOTFS}}/.clawhpc\"" in text
+    assert f"cp -dR --preserve=mode,timestamps '{staged}' \"${{APPTAINER_ROOTFS}}/.clawhpc\"" in text
     assert "{{" not in text, "Apptainer would put something in"
     files = {str(path.relative_to(staged)): path.read_text() for path in staged.rglob("*") if path.is_file()}
     script = files.pop("build.sh")
@@ -111,6 +111,13 @@ def test_links_of_a_folder_that_is_copied_stay_links(tmp_path: Path) -> None:
     recipe, _ = made(context, f"{LINES}RUN x\n")
     recipe.write(folder)
     assert os.readlink(folder / "staged/1/link") == "a.py"
+
+
+def test_an_empty_folder_is_copied_too(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    recipe, rest = made(tmp_path, f"{LINES}COPY empty /data/\n")
+    assert [step.shown for step in recipe.steps][-1] == "COPY empty /data/"
+    assert rest == {"/app/src/a.py": "src/a.py"}
 
 
 BASES = {"python:3.12": "/images/python", "node": "docker://mirror.example/node:20", "any": "oras://mirror.example/*"}
