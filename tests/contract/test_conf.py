@@ -263,7 +263,7 @@ def run_command(*arguments: str, folder: Path, name: str = "train") -> subproces
     ("name", "argument"),
     [
         *(("train", argument) for argument in ("--help", "learner.lrr=1", "experiment=nothing", "learner.lr=fast")),
-        *((name, argument) for name in ("sft", "evaluate") for argument in ("--help", "learner.lrr=1")),
+        *((name, argument) for name in ("sft", "evaluate", "images") for argument in ("--help", "learner.lrr=1")),
         *((name, argument) for name in ("view", "report") for argument in ("--help", "nowhere")),
     ],
 )
