@@ -7,16 +7,16 @@ fault. Our own reader: spython's knows neither heredocs nor SHELL nor which line
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from clawhpc.tasks.faults import Fault, read_text
 from clawhpc.tasks.layout import files_below
+from clawhpc.tasks.lines import HEREDOC, MAX_SHOWN, Instruction, instructions, json_words, split_flags
 from clawhpc.tasks.words import Word, in_shell, literal, split_words, whole_word
 
 WITHOUT_EFFECT = frozenset({"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"})
@@ -24,33 +24,20 @@ WITHOUT_EFFECT = frozenset({"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"
 LEFT_TO_THE_IMAGE = frozenset({"RUN", "VOLUME", "ENTRYPOINT", "HEALTHCHECK", "ONBUILD"})
 BUILT = frozenset({"RUN", "VOLUME"})
 """Of those, what an image of the task's own has; a volume is a folder of it."""
+OF_BUILDS = frozenset({"ARG", "FROM", "SHELL"})
+"""What matters to nothing else, but for what refers to it."""
 OF_WORKDIR = frozenset({"ARG", "ENV", "WORKDIR"})
 """What says where work begins."""
-HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)(\w+)\1(?=\s|$)")
 WHOLE_HEREDOC = re.compile(r"<<(-?)([\"']?)\w+\2")
-CONTINUED = re.compile(r"\\\s*$")
-FLAG = re.compile(r"--([\w-]+)(=\S+)?\s+")
 CACHE = re.compile(r"=(\S*,)?type=cache(,\S*)?")
 """A mount that only makes a build faster."""
 ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
-MAX_SHOWN = 200
-"""Characters of a line in a fault."""
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""Of a variable in a shell."""
 SHELL = ("/bin/sh", "-c")
 OWN_INTERPRETER = 'f=$(mktemp) && printf %s "$0" > "$f" && chmod +x "$f" && "$f" && rm "$f"'
 """Runs a text that names its interpreter in its first line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instruction:
-    """One line of a Dockerfile, continued lines included."""
-
-    line: int
-    name: str
-    """In capitals."""
-    value: str
-    text: str = ""
-    """The lines of its heredocs, each with its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,31 +114,6 @@ def read_workdir(path: Path) -> PurePosixPath | None:
     return reader.made.workdir
 
 
-def instructions(text: str, path: Path) -> Iterator[Instruction]:
-    """Those in the `text` of `path`, without comments."""
-    lines = iter(enumerate(text.splitlines(), start=1))
-    for number, line in lines:
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        whole = line.lstrip()
-        while CONTINUED.search(whole):
-            whole = CONTINUED.sub("", whole)
-            _, following = next(lines, (0, None))
-            if following is not None:
-                skipped = not following.strip() or following.lstrip().startswith("#")
-                whole += "\\" if skipped else following
-        heredocs: list[str] = []
-        for _, end in HEREDOC.findall(whole):
-            for _, line in lines:
-                heredocs.append(f"{line}\n")
-                if line.strip() == end:
-                    break
-            else:
-                raise Fault(f"{path}:{number}: no line {end} ends its text")
-        name, *value = whole.strip().split(None, 1)
-        yield Instruction(line=number, name=name.upper(), value="".join(value), text="".join(heredocs))
-
-
 class _Reader:
     """Carries out one instruction after the other, on paper."""
 
@@ -161,13 +123,26 @@ class _Reader:
         self._shell: tuple[str, ...] = SHELL
         self._variables: dict[str, str | None] = {}
         """Of ARG and ENV; None: the image alone knows the value."""
-        self._args: dict[str, str] = {}
-        """Of ARG, seen by RUN."""
-        self._global_args: dict[str, str] = {}
+        self._args: dict[str, str | None] = {}
+        """Of ARG, seen by RUN; None: a variable of the build has the value."""
+        self._odd: dict[str, str] = {}
+        """Of ENV, with names that no shell has for a variable."""
+        self._num_stages = 0
+        self._global_args: dict[str, str | None] = {}
         """Of ARG before FROM."""
 
     def read(self, one: Instruction, where: str) -> None:
         """Fault for what cannot be had."""
+        self._num_stages += one.name == "FROM"
+        if self._num_stages > 1:
+            raise Fault(f"{where}: several stages are not supported")
+        try:
+            self._carry_out(one, where)
+        except Fault:
+            if self._builds or one.name not in OF_BUILDS:
+                raise
+
+    def _carry_out(self, one: Instruction, where: str) -> None:
         match one.name:
             case "FROM":
                 self._from(one, where)
@@ -182,7 +157,7 @@ class _Reader:
             case "RUN":
                 self._step(one, script=self._run(one, where), runs=True)
             case "SHELL":
-                self._shell = tuple(_json_words(one.value, where))
+                self._shell = tuple(json_words(one.value, where))
             case "USER":
                 self._user(one, where)
             case "VOLUME":
@@ -195,22 +170,30 @@ class _Reader:
         self.made.steps.append(Step(line=one.line, shown=shown, script=script, **fields))  # type: ignore[arg-type]
 
     def _from(self, one: Instruction, where: str) -> None:
-        if self.made.base:
-            raise Fault(f"{where}: several stages are not supported")
-        _, text = _flags(one.value, where, allowed={"platform"})
-        self.made.base, self.made.from_line = self._literal(text.split()[0] if text else "", where), one.line
+        """Of what is not set, nothing is put in: no image is there yet that could have set it."""
+        _, text = split_flags(one.value, where, allowed={"platform"})
+        word = self._whole(text.split()[0] if text else "", where, unset="")
+        self._global_args, self._args, self._variables = self._args, {}, {}
+        self.made.base, self.made.from_line = _text(word, where, one.value), one.line
         if not self.made.base:
             raise Fault(f"{where}: names no image")
-        self._global_args, self._args, self._variables = self._args, {}, {}
 
     def _arg(self, one: Instruction, where: str) -> None:
         for word in self._words(one.value, where):
-            name, equals, value = _text(word, where, one.value).partition("=")
-            given = value if equals else self._global_args.get(name)
-            if given is not None:
-                self._args[name] = given
+            if has_value := "=" in (literal(word[:1]) or ""):
+                name, given = _pair(word, where, one.value)
+                value = literal(given)
+                if value is None:
+                    if not NAME.fullmatch(name):
+                        raise Fault(f"{where} {one.value}: variables are not put in")
+                    self._step(one, script=f"{name}={in_shell(given)}")
+            else:
+                name, known = _text(word, where, one.value), self._args | self._global_args
+                has_value, value = name in known, known.get(name, "")
+            if has_value:
+                self._args[name] = value
             if name not in self.made.env.keys() | self.made.unread:
-                self._variables[name] = given or ""
+                self._variables[name] = value
 
     def _workdir(self, one: Instruction, where: str) -> None:
         self.made.workdir = PurePosixPath(self.made.workdir or "/", self._literal(one.value, where))
@@ -227,12 +210,12 @@ class _Reader:
         first = literal(words[0][:1]) if words else ""
         if words and "=" not in (first or ""):
             name, *rest = one.value.split(None, 1)
-            pairs = {name: whole_word("".join(rest), self._variables)}
+            pairs = {name: self._whole("".join(rest), where)}
         else:
             pairs = dict(_pair(word, where, one.value) for word in words)
         for name, word in pairs.items():
             self._variables[name] = value = literal(word)
-            if value is None and not self._builds:
+            if value is None and not (self._builds and NAME.fullmatch(name)):
                 raise Fault(f"{where} {one.value}: variables are not put in")
             self.made.env.pop(name, None)
             self.made.unread.discard(name)
@@ -240,31 +223,37 @@ class _Reader:
                 self.made.unread.add(name)
             else:
                 self.made.env[name] = value
-        self._step(one, script="export " + " ".join(f"{name}={in_shell(word)}" for name, word in pairs.items()))
+                self._odd |= {} if NAME.fullmatch(name) else {name: value}
+        exported = [f"{name}={in_shell(word)}" for name, word in pairs.items() if name not in self._odd]
+        self._step(one, script=" ".join(("export", *exported)) if exported else "")
 
     def _run(self, one: Instruction, where: str) -> str:
-        flags, text = _flags(one.value, where, allowed={"mount", "network"})
+        flags, text = split_flags(one.value, where, allowed={"mount", "network"})
         for name, value in flags:
             if not (CACHE.fullmatch(value) if name == "mount" else value == "=default"):
                 raise Fault(f"{where} --{name}{value}: not supported")
         argv = [*self._shell, text + (f"\n{one.text}" if one.text else "")]
         if text.startswith("["):
             with suppress(Fault):  # Docker, too, takes it for a command line then
-                argv = _json_words(text, where)
+                argv = json_words(text, where)
         elif whole := WHOLE_HEREDOC.fullmatch(text):
             lines = one.text.splitlines(keepends=True)[:-1]
             body = "".join(line.lstrip("\t") if whole[1] else line for line in lines)
             argv = [*SHELL, OWN_INTERPRETER, body] if body.startswith("#!") else [*self._shell, body]
         set_by_env = self.made.env.keys() | self.made.unread
-        args = [f"{name}={value}" for name, value in self._args.items() if name not in set_by_env]
-        return shlex.join(("env", *args, *argv))
+        args = {name: value for name, value in self._args.items() if name not in set_by_env} | self._odd
+        given = [
+            f'{name}="${{{name}-}}"' if value is None else shlex.quote(f"{name}={value}")
+            for name, value in args.items()
+        ]
+        return " ".join(("env", *given, shlex.join(argv)))
 
     def _copy(self, one: Instruction, where: str) -> None:
-        _, text = _flags(one.value, where, allowed={"chown", "link"})
+        _, text = split_flags(one.value, where, allowed={"chown", "link"})
         if HEREDOC.search(text):
             raise Fault(f"{where}: text in the Dockerfile itself is not supported; put it into a file")
         if text.startswith("["):
-            words = [whole_word(word, self._variables) for word in _json_words(text, where, "a source and a target")]
+            words = [self._whole(word, where) for word in json_words(text, where, "a source and a target")]
         else:
             words = self._words(text, where)
         names = [_text(word, where, one.value) for word in words]
@@ -300,11 +289,14 @@ class _Reader:
         except ValueError as error:
             raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
 
-    def _literal(self, text: str, where: str) -> str:
+    def _whole(self, text: str, where: str, unset: str | None = None) -> Word:
         try:
-            return _text(whole_word(text, self._variables), where, text)
+            return whole_word(text, self._variables, unset)
         except ValueError as error:
             raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
+
+    def _literal(self, text: str, where: str) -> str:
+        return _text(self._whole(text, where), where, text)
 
 
 def _text(word: Word, where: str, line: str) -> str:
@@ -317,30 +309,9 @@ def _text(word: Word, where: str, line: str) -> str:
 def _pair(word: Word, where: str, line: str) -> tuple[str, Word]:
     first = word[0] if word else ""
     name, equals, value = first.partition("=") if isinstance(first, str) else ("", "", "")
-    if not equals or not re.fullmatch(r"\w+", name):
+    if not equals or not re.fullmatch(r"\S+", name):
         raise Fault(f"{where} {line}: not of the form NAME=VALUE")
     return name, (*((value,) if value else ()), *word[1:])
-
-
-def _flags(text: str, where: str, *, allowed: set[str]) -> tuple[list[tuple[str, str]], str]:
-    """The flags that a line begins with, name and `=value`, and what follows them."""
-    flags = []
-    while flag := FLAG.match(text):
-        if flag[1] not in allowed:
-            raise Fault(f"{where} --{flag[1]}: not supported")
-        flags.append((flag[1], flag[2] or ""))
-        text = text[flag.end() :]
-    return flags, text
-
-
-def _json_words(text: str, where: str, needed: str = "a list of texts") -> list[str]:
-    try:
-        words = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Fault(f"{where} {text[:MAX_SHOWN]}: {error}") from error
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise Fault(f"{where} {text[:MAX_SHOWN]}: needs {needed}")
-    return words
 
 
 def _matches(source: str, context: Path, where: str) -> list[Path]:

@@ -7,10 +7,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^{}\"$`\\]*))?\})")
-"""`$NAME`, `${NAME}`, `${NAME:-else}`, `${NAME:+then}`."""
+REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+])|(?=\})))")
+"""`$NAME`, and how `${NAME}`, `${NAME:-else}` and `${NAME:+then}` begin, which may be without the colon."""
 ESCAPED = '"$\\'
 """What a backslash protects within double quotes."""
+IN_SHELL = re.compile(r'(["$`\\}])')
+"""What a shell would not take for itself in `"${NAME:-…}"`."""
+MAX_DEPTH = 50
+"""Of references within one another."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,16 @@ Word = tuple[str | Reference, ...]
 
 
 def split_words(text: str, variables: Mapping[str, str | None]) -> list[Word]:
-    """The words of `text`. `variables`: name -> value; None: the image alone knows it. ValueError for an open quote."""
-    return _read(text, variables, splits=True)
+    """The words of `text`. `variables`: name -> value; None, or not there: the image alone knows it.
+
+    ValueError for an open quote, and for what Docker would put in and we do not.
+    """
+    return _Reader(text, variables, None).words(splits=True)
 
 
-def whole_word(text: str, variables: Mapping[str, str | None]) -> Word:
-    """The same of a text that is one word, whatever blanks are in it."""
-    (word,) = _read(text, variables, splits=False)
+def whole_word(text: str, variables: Mapping[str, str | None], unset: str | None = None) -> Word:
+    """The same of a text that is one word, whatever blanks are in it. `unset`: of variables that are not there."""
+    (word,) = _Reader(text, variables, unset).words(splits=False)
     return word
 
 
@@ -46,40 +53,67 @@ def in_shell(word: Word) -> str:
     return "".join(shlex.quote(piece) if isinstance(piece, str) else f'"{piece.shell}"' for piece in word) or "''"
 
 
-def _read(text: str, variables: Mapping[str, str | None], *, splits: bool) -> list[Word]:
-    words: list[Word] = [] if splits else [()]
-    quote, place, begun = "", 0, not splits
-    while place < len(text):
-        char, following = text[place], text[place + 1 : place + 2]
-        piece: str | Reference | None = char
-        place += 1
-        if char == quote or (not quote and char in "'\""):
-            quote, piece = ("" if quote else char), ""
-        elif splits and not quote and char.isspace():
-            piece = None
-        elif char == "\\" and quote != "'" and following and (not quote or following in ESCAPED):
-            piece, place = following, place + 1
-        elif char == "$" and quote != "'" and (found := REFERENCE.match(text, place - 1)):
-            piece, place = _value(found, variables), found.end()
-        if piece is not None:
-            words[-1:] = [_added(words[-1], piece)] if begun else [*words[-1:], _added((), piece)]
-        begun = piece is not None or not splits
-    if quote:
-        raise ValueError("No closing quotation")
-    return words
+class _Reader:
+    """Goes through a text once."""
+
+    def __init__(self, text: str, variables: Mapping[str, str | None], unset: str | None) -> None:
+        self._text, self._variables, self._unset = text, variables, unset
+        self._place = self._depth = 0
+
+    def words(self, *, splits: bool, end: str = "") -> list[Word]:
+        """Those up to `end`, and it, or up to the end of the text."""
+        words: list[Word] = [] if splits else [()]
+        quote, begun = "", not splits
+        while (char := self._text[self._place : self._place + 1]) and (quote or char != end):
+            following = self._text[self._place + 1 : self._place + 2]
+            piece: Word | None = (char,)
+            if char == "$" and quote != "'":
+                piece = self._value()
+            else:
+                self._place += 1
+            if char == quote or (not quote and char in "'\""):
+                quote, piece = ("" if quote else char), ()
+            elif splits and not quote and char.isspace():
+                piece = None
+            elif char == "\\" and quote != "'" and following and (not quote or following in ESCAPED):
+                piece, self._place = (following,), self._place + 1
+            if piece is not None:
+                words[-1:] = [_joined(words[-1], piece)] if begun else [*words[-1:], piece]
+            begun = piece is not None or not splits
+        if quote:
+            raise ValueError("No closing quotation")
+        if end and not char:
+            raise ValueError(f"No closing {end}")
+        self._place += len(end)
+        return words
+
+    def _value(self) -> Word:
+        """Of the reference that begins here; a $ where none does."""
+        found = REFERENCE.match(self._text, self._place)
+        if found is None:
+            if self._text.startswith("${", self._place):
+                raise ValueError("of ${…} only ${NAME}, ${NAME:-else} and ${NAME:+then} are put in")
+            self._place += 1
+            return ("$",)
+        self._place = found.end()
+        name, sign, text = found[1] or found[2], found[3] or "", ()
+        if found[2]:
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise ValueError(f"${{…}} stand more than {MAX_DEPTH} deep in one another")
+            (text,) = self.words(splits=False, end="}")
+            self._depth -= 1
+        value = self._variables.get(name, self._unset)
+        if value is None:
+            within = "".join(IN_SHELL.sub(r"\\\1", one) if isinstance(one, str) else one.shell for one in text)
+            return (Reference(f"${{{name}{sign or '-'}{within}}}"),)
+        is_set = bool(value) if sign.startswith(":") else name in self._variables
+        if sign.endswith("+"):
+            return text if is_set else ()
+        return (value,) if is_set or not sign else text
 
 
-def _added(word: Word, piece: str | Reference) -> Word:
-    if isinstance(piece, str) and word and isinstance(word[-1], str):
-        return (*word[:-1], word[-1] + piece)
-    return (*word, piece)
-
-
-def _value(found: re.Match[str], variables: Mapping[str, str | None]) -> str | Reference:
-    name, sign, text = found[1] or found[2], found[3], found[4] or ""
-    value = variables.get(name, None)
-    if value is None:
-        return Reference(f"${{{name}:{sign}{text}}}" if sign else f"${{{name}-}}")
-    if sign == "-":
-        return value or text
-    return (text if value else "") if sign == "+" else value
+def _joined(word: Word, more: Word) -> Word:
+    if word and more and isinstance(word[-1], str) and isinstance(more[0], str):
+        return (*word[:-1], word[-1] + more[0], *more[1:])
+    return (*word, *more)

@@ -3,8 +3,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from clawhpc.tasks.dockerfile import OWN_INTERPRETER, Environment, instructions, read_dockerfile, read_workdir
+from clawhpc.tasks.dockerfile import OWN_INTERPRETER, Environment, read_dockerfile, read_workdir
 from clawhpc.tasks.faults import Fault
+from clawhpc.tasks.lines import instructions
 from tests.fakes.task_sets import write_files
 
 
@@ -27,6 +28,10 @@ def test_comments_continued_lines_and_heredocs_are_read_as_docker_reads_them() -
     )
     found = [(one.line, one.name, " ".join(one.value.split())) for one in instructions(text, Path("Dockerfile"))]
     assert found == [(2, "FROM", "a"), (4, "RUN", "one two"), (7, "RUN", "<<EOF cat"), (10, "WORKDIR", "/yes")]
+
+
+def test_a_line_that_is_continued_and_has_nothing_is_none() -> None:
+    assert [one.name for one in instructions("FROM a\n \\\n", Path("Dockerfile"))] == ["FROM"]
 
 
 def test_a_working_folder_may_be_relative_to_the_one_before(tmp_path: Path) -> None:
@@ -128,6 +133,29 @@ def test_what_has_no_effect_here_is_no_fault(tmp_path: Path) -> None:
     read(tmp_path, 'FROM x\nARG A=1\nLABEL a=b\nEXPOSE 80\nCMD ["bash"]\nSHELL ["/bin/sh"]\n')
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "FROM ${BASE:-ubuntu:24.04}\n",
+        "FROM $GONE\n",
+        "FROM\n",
+        "FROM --x a\n",
+        'ARG A="\nFROM x\n',
+        "FROM x\nARG J=$JAVA_HOME/lib\n",
+        "FROM x\nARG V=${A%.*}\n",
+        "FROM x\nSHELL bash\n",
+        "FROM x\nENV discovery.type=single-node\n",
+        "FROM x\nENV discovery.type single-node\n",
+    ],
+)
+def test_without_an_image_of_its_own_what_only_a_build_is_changed_by_is_no_fault(tmp_path: Path, lines: str) -> None:
+    made = read(tmp_path, f"{lines}RUN x\nWORKDIR /app\nCOPY a .\n", assume_image=True, a="")
+    assert (made.workdir, list(made.files)) == (PurePosixPath("/app"), [PurePosixPath("/app/a")])
+    assert made.env in ({}, {"discovery.type": "single-node"})
+    with pytest.raises(Fault, match="several stages are not supported"):
+        read(tmp_path, f"{lines}FROM y\n", assume_image=True)
+
+
 def test_what_only_looks_like_the_beginning_of_a_text_swallows_no_line(tmp_path: Path) -> None:
     lines = "RUN echo $((1<<2)) 1 << 2\nRUN cat <<<word\nRUN cat <<-'END' >a\nCOPY a b\n  END\nWORKDIR /app\n"
     made = read(tmp_path, f"FROM x\n{lines}", assume_image=True)
@@ -190,6 +218,38 @@ def test_what_the_base_alone_knows_is_put_in_when_the_image_is_built(tmp_path: P
         built(tmp_path, "ENV A=$B\nCOPY $A .")
 
 
+def test_a_variable_whose_name_no_shell_has_is_there_for_run_and_task(tmp_path: Path) -> None:
+    made = built(tmp_path, "ENV discovery.type=a\nENV A=1 discovery.type='single node'\nRUN x")
+    assert made.env == {"A": "1", "discovery.type": "single node"}
+    assert [step.script for step in made.steps] == [
+        "",
+        "export A=1",
+        "env 'discovery.type=single node' /bin/sh -c x",
+    ]
+    with pytest.raises(Fault, match=r"ENV a\.b=\$C: variables are not put in"):
+        built(tmp_path, "ENV a.b=$C")
+
+
+def test_an_argument_that_the_base_has_a_part_in_is_known_when_the_image_is_built(tmp_path: Path) -> None:
+    made = built(tmp_path, "ARG J=$JAVA_HOME/lib\nENV JAVA_HOME=/x K=$J\nRUN x")
+    assert [step.script for step in made.steps] == [
+        'J="${JAVA_HOME-}"/lib',
+        'export JAVA_HOME=/x K="${J-}"',
+        'env J="${J-}" /bin/sh -c x',
+    ]
+    with pytest.raises(Fault, match=r"Dockerfile:3: COPY \$J \.: variables are not put in"):
+        built(tmp_path, "ARG J=$JAVA_HOME/lib\nCOPY $J .")
+
+
+def test_an_argument_that_is_named_again_keeps_its_value(tmp_path: Path) -> None:
+    assert script(tmp_path, "ARG A=1\nARG A\nRUN x") == "env A=1 /bin/sh -c x"
+
+
+def test_of_what_is_not_set_from_has_nothing(tmp_path: Path) -> None:
+    write_files(tmp_path, {"Dockerfile": "FROM ${BASE:-ubuntu:24.04}$GONE\n"})
+    assert read_dockerfile(tmp_path / "Dockerfile", builds=True).base == "ubuntu:24.04"
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
@@ -198,6 +258,11 @@ def test_what_the_base_alone_knows_is_put_in_when_the_image_is_built(tmp_path: P
         ("RUN --security=insecure x", "RUN --security: not supported"),
         ("COPY --from=build a .", "COPY --from: not supported"),
         ("SHELL bash", "SHELL bash: "),
+        ("ENV A=${B%.*}", "ENV A=${B%.*}: of ${…} only "),
+        ("ENV A ${B%.*}", "ENV A ${B%.*}: of ${…} only "),
+        ("ARG A=${B#3.}", "ARG A=${B#3.}: of ${…} only "),
+        ("WORKDIR ${B/x/y}", "WORKDIR ${B/x/y}: of ${…} only "),
+        ('COPY ["a\'b", "c"]', "COPY a'b: No closing quotation"),
     ],
 )
 def test_what_no_image_of_ours_has_is_a_fault_too(tmp_path: Path, line: str, fault: str) -> None:
