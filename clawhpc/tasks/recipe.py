@@ -146,13 +146,17 @@ def make_recipe(
     origin: str, made: Environment, workdir: PurePosixPath, bases: Mapping[str, str]
 ) -> tuple[Recipe, dict[PurePosixPath, Path]]:
     """How the image of `made` is built, and the files that need not be in it: those that the last steps copy into the
-    workspace, whose own they are.
+    workspace, whose own they are. One whose target may be a folder by then is left to the image, which knows.
     """
     steps, rest = list(made.steps), dict[PurePosixPath, Path]()
     last_run = max((number for number, step in enumerate(steps) if step.runs), default=-1)
     for number, step in reversed(list(enumerate(steps))):
-        within = all(PurePosixPath(copy.target).is_relative_to(workdir) for copy in step.copies)
-        if number > last_run and step.copies and within:
+        within = [path.is_relative_to(workdir) for path in (*_targets(step), *step.files)]
+        laid = {path for earlier in steps[last_run + 1 : number] for path in earlier.files}
+        is_certain = all(copy.target.endswith("/") or PurePosixPath(copy.target) in laid for copy in step.copies)
+        if number <= last_run or (any(within) and not (all(within) and is_certain)):
+            break  # what it copies over what earlier lines did, would else be under it
+        if any(within):
             rest = {**step.files, **rest}
             del steps[number]
     base = find_base(made.base, bases)
@@ -160,6 +164,10 @@ def make_recipe(
         raise Fault(f"{origin}:{made.from_line}: FROM {made.base}: there are no programs to build with")
     recipe = Recipe(origin=origin, from_line=made.from_line, base=base, steps=tuple(steps), workdir=workdir)
     return recipe, rest
+
+
+def _targets(step: Step) -> list[PurePosixPath]:
+    return [PurePosixPath(copy.target) for copy in step.copies]
 
 
 def _lines(step: Step, staged: Iterator[int]) -> Iterator[str]:

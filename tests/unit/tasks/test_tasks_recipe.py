@@ -46,6 +46,27 @@ def test_of_two_such_lines_the_last_counts_and_one_that_leads_elsewhere_is_a_par
 
 
 @pytest.mark.parametrize(
+    ("last", "kept", "rest"),
+    [
+        ("COPY req.txt data", ["src", "data"], {}),
+        ("COPY req.txt data\nCOPY src .", ["src", "data"], {"/app/a.py": "src/a.py"}),
+        ("COPY req.txt data/", [], {"/app/src/a.py": "src/a.py", "/app/data/req.txt": "req.txt"}),
+        ("COPY req.txt src", [], {"/app/src/a.py": "src/a.py", "/app/src/req.txt": "req.txt"}),
+        ("COPY req.txt /app", [], {"/app/src/a.py": "src/a.py", "/app/req.txt": "req.txt"}),
+        ("COPY top /", ["src", "/"], {}),
+        ("RUN x\nCOPY src/a.py src/a.py", ["src", "RUN", "src/a.py"], {}),
+    ],
+)
+def test_a_file_whose_target_may_be_a_folder_of_the_image_is_left_to_it(
+    tmp_path: Path, last: str, kept: list[str], rest: dict[str, str]
+) -> None:
+    recipe, found = made(tmp_path, f"{LINES}{last}\n", top__app__x="")
+    shown = [step.shown.split() for step in recipe.steps[3:]]
+    assert ([words[-1] if words[0] == "COPY" else words[0] for words in shown], found) == (kept, rest)
+    assert not kept or "RUN" in kept or "cp /.clawhpc/" in recipe.script
+
+
+@pytest.mark.parametrize(
     ("lines", "files", "is_same"),
     [
         (f"# a comment\n\n{LINES}CMD x\nLABEL a=b\n", {}, True),
