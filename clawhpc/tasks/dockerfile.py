@@ -63,7 +63,12 @@ class Step:
     files: Mapping[PurePosixPath, Path] = field(default_factory=dict)
     """What these come to, as far as it is known without the image."""
     runs: bool = False
-    """It starts a program of the image's."""
+    """It does more than to copy, or to set what a sandbox sets too: an image is wanted for it."""
+
+    @property
+    def targets(self) -> list[PurePosixPath]:
+        """Of what it copies, empty folders too."""
+        return [PurePosixPath(copy.target) for copy in self.copies]
 
 
 @dataclass(kw_only=True)
@@ -161,7 +166,7 @@ class _Reader:
             case "USER":
                 self._user(one, where)
             case "VOLUME":
-                pass
+                self._volume(one, where)
             case _:
                 raise Fault(f"{where}: not supported")
 
@@ -199,6 +204,15 @@ class _Reader:
         self.made.workdir = PurePosixPath(self.made.workdir or "/", self._literal(one.value, where))
         folder = shlex.quote(str(self.made.workdir))
         self._step(one, script=f"mkdir -p {folder}\ncd {folder}")
+
+    def _volume(self, one: Instruction, where: str) -> None:
+        """A folder, for a volume begins with what the image has there."""
+        if one.value.startswith("["):
+            words = [self._whole(word, where) for word in json_words(one.value, where)]
+        else:
+            words = self._words(one.value, where)
+        folders = [str(PurePosixPath("/", _text(word, where, one.value))) for word in words]
+        self._step(one, script=shlex.join(("mkdir", "-p", "/", *folders)), runs=True)
 
     def _user(self, one: Instruction, where: str) -> None:
         if self._literal(one.value, where) not in ("root", "0", "root:root", "0:0"):

@@ -310,7 +310,8 @@ def _environment(
 
 def _wants_image(config: _Config, made: Environment, workdir: PurePosixPath) -> bool:
     """Whether the task needs more than files and variables."""
-    outside = not all(target.is_relative_to(workdir) for target in made.files)
+    copied = (path for step in made.steps for path in (step.files or step.targets))
+    outside = not all(path.is_relative_to(workdir) for path in copied)
     has_path = "PATH" in made.env or bool(made.unread)
     named = config.environment.docker_image is not None
     return named or outside or has_path or any(step.runs for step in made.steps) or not PLAIN.fullmatch(made.base)

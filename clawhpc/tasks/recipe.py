@@ -151,7 +151,7 @@ def make_recipe(
     steps, rest = list(made.steps), dict[PurePosixPath, Path]()
     last_run = max((number for number, step in enumerate(steps) if step.runs), default=-1)
     for number, step in reversed(list(enumerate(steps))):
-        within = [path.is_relative_to(workdir) for path in (*_targets(step), *step.files)]
+        within = [path.is_relative_to(workdir) for path in (*step.targets, *step.files)]
         laid = {path for earlier in steps[last_run + 1 : number] for path in earlier.files}
         is_certain = all(copy.target.endswith("/") or PurePosixPath(copy.target) in laid for copy in step.copies)
         if number <= last_run or (any(within) and not (all(within) and is_certain)):
@@ -164,10 +164,6 @@ def make_recipe(
         raise Fault(f"{origin}:{made.from_line}: FROM {made.base}: there are no programs to build with")
     recipe = Recipe(origin=origin, from_line=made.from_line, base=base, steps=tuple(steps), workdir=workdir)
     return recipe, rest
-
-
-def _targets(step: Step) -> list[PurePosixPath]:
-    return [PurePosixPath(copy.target) for copy in step.copies]
 
 
 def _lines(step: Step, staged: Iterator[int]) -> Iterator[str]:

@@ -230,6 +230,11 @@ def test_a_variable_whose_name_no_shell_has_is_there_for_run_and_task(tmp_path: 
         built(tmp_path, "ENV a.b=$C")
 
 
+@pytest.mark.parametrize("line", ["VOLUME /a '/b c' $D", 'VOLUME ["/a", "/b c", "d"]'])
+def test_a_volume_is_a_folder_of_the_image(tmp_path: Path, line: str) -> None:
+    assert script(tmp_path, f"ENV D=/d\n{line}") == "mkdir -p / /a '/b c' /d"
+
+
 def test_an_argument_that_the_base_has_a_part_in_is_known_when_the_image_is_built(tmp_path: Path) -> None:
     made = built(tmp_path, "ARG J=$JAVA_HOME/lib\nENV JAVA_HOME=/x K=$J\nRUN x")
     assert [step.script for step in made.steps] == [

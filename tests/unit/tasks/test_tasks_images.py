@@ -85,12 +85,19 @@ def test_tasks_that_agree_share_an_image_and_have_files_of_their_own(shelf: Shel
         ("FROM debian:12\nWORKDIR /app\nENV PATH=/app/bin:$PATH\n", True),
         ("FROM ubuntu.example/x\nWORKDIR /app\n", True),
         ("FROM node:20\nWORKDIR /app\n", True),
+        ("FROM debian:12\nWORKDIR /app\nVOLUME /data\n", True),
+        ("FROM debian:12\nWORKDIR /app\nCOPY empty /data/\n", True),
+        ("FROM debian:12\nWORKDIR /app\nCOPY empty data/\n", False),
+        ("FROM debian:12\nWORKDIR /app\nCOPY top /\n", False),
     ],
 )
 def test_a_task_that_wants_no_more_than_files_goes_on_with_the_image_of_the_run(
     shelf: Shelf, dockerfile: str, wants: bool
 ) -> None:
-    lay_harbor(shelf.set, dockerfile=dockerfile)
+    context = lay_harbor(shelf.set, dockerfile=dockerfile) / "environment"
+    (context / "empty").mkdir()
+    (context / "top/app").mkdir(parents=True)
+    (context / "top/app/file").touch()
     loaded = shelf.load()
     assert (len(shelf.images.wanted), len(loaded.faults), len(loaded.tasks)) == (wants, wants, not wants)
     assert all(task.image is None for task in loaded.tasks)
