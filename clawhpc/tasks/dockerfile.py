@@ -7,6 +7,7 @@ fault. Our own reader: spython's knows neither heredocs nor SHELL nor which line
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 from collections.abc import Mapping
@@ -35,6 +36,13 @@ ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """Of a variable in a shell."""
+MACHINE = platform.machine()
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(MACHINE, MACHINE)
+OF_PLATFORM = {"PLATFORM": f"linux/{ARCHITECTURE}", "OS": "linux", "ARCH": ARCHITECTURE, "VARIANT": ""}
+PLATFORMS: dict[str, str | None] = {
+    f"{which}{key}": value for which in ("TARGET", "BUILD") for key, value in OF_PLATFORM.items()
+}
+"""Arguments that Docker gives to whoever declares them."""
 SHELL = ("/bin/sh", "-c")
 OWN_INTERPRETER = 'f=$(mktemp) && printf %s "$0" > "$f" && chmod +x "$f" && "$f" && rm "$f"'
 """Runs a text that names its interpreter in its first line."""
@@ -126,15 +134,15 @@ class _Reader:
         self.made = Environment()
         self._context, self._builds = context, builds
         self._shell: tuple[str, ...] = SHELL
-        self._variables: dict[str, str | None] = {}
+        self._variables = dict(PLATFORMS)
         """Of ARG and ENV; None: the image alone knows the value."""
         self._args: dict[str, str | None] = {}
         """Of ARG, seen by RUN; None: a variable of the build has the value."""
         self._odd: dict[str, str] = {}
         """Of ENV, with names that no shell has for a variable."""
         self._num_stages = 0
-        self._global_args: dict[str, str | None] = {}
-        """Of ARG before FROM."""
+        self._global_args = dict(PLATFORMS)
+        """Of ARG before FROM, and Docker's own."""
 
     def read(self, one: Instruction, where: str) -> None:
         """Fault for what cannot be had."""
@@ -178,7 +186,7 @@ class _Reader:
         """Of what is not set, nothing is put in: no image is there yet that could have set it."""
         _, text = split_flags(one.value, where, allowed={"platform"})
         word = self._whole(text.split()[0] if text else "", where, unset="")
-        self._global_args, self._args, self._variables = self._args, {}, {}
+        self._global_args, self._args, self._variables = PLATFORMS | self._args, {}, {}
         self.made.base, self.made.from_line = _text(word, where, one.value), one.line
         if not self.made.base:
             raise Fault(f"{where}: names no image")

@@ -3,6 +3,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from clawhpc.tasks import dockerfile
 from clawhpc.tasks.dockerfile import OWN_INTERPRETER, Environment, read_dockerfile, read_workdir
 from clawhpc.tasks.faults import Fault
 from clawhpc.tasks.lines import instructions
@@ -244,6 +245,15 @@ def test_an_argument_that_the_base_has_a_part_in_is_known_when_the_image_is_buil
     ]
     with pytest.raises(Fault, match=r"Dockerfile:3: COPY \$J \.: variables are not put in"):
         built(tmp_path, "ARG J=$JAVA_HOME/lib\nCOPY $J .")
+
+
+def test_the_platform_is_known_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dockerfile, "PLATFORMS", {"TARGETARCH": "arm64", "BUILDOS": "linux"})
+    assert script(tmp_path, "ARG TARGETARCH\nARG BUILDOS=x\nRUN a") == "env TARGETARCH=arm64 BUILDOS=x /bin/sh -c a"
+    assert script(tmp_path, "RUN a") == "env /bin/sh -c a"
+    assert built(tmp_path, "ARG TARGETARCH\nENV A=$TARGETARCH").env == {"A": "arm64"}
+    write_files(tmp_path, {"Dockerfile": "FROM --platform=$BUILDPLATFORM x-$TARGETARCH\n"})
+    assert read_dockerfile(tmp_path / "Dockerfile", builds=True).base == "x-arm64"
 
 
 def test_an_argument_that_is_named_again_keeps_its_value(tmp_path: Path) -> None:
