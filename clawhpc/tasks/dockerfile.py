@@ -34,6 +34,8 @@ CACHE = re.compile(r"=(\S*,)?type=cache(,\S*)?")
 """A mount that only makes a build faster."""
 ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 """What ADD would unpack."""
+PLAIN = re.compile(r"(docker\.io/)?(library/)?(debian|ubuntu)([:@].*)?")
+"""Bases that a task names for want of another: the image of the run does as well. Work begins in / there."""
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """Of a variable in a shell."""
 MACHINE = platform.machine()
@@ -209,7 +211,7 @@ class _Reader:
                 self._variables[name] = value
 
     def _workdir(self, one: Instruction, where: str) -> None:
-        self.made.workdir = PurePosixPath(self.made.workdir or "/", self._literal(one.value, where))
+        self.made.workdir = self._place(self._literal(one.value, where), where)
         folder = shlex.quote(str(self.made.workdir))
         self._step(one, script=f"mkdir -p {folder}\ncd {folder}")
 
@@ -282,7 +284,7 @@ class _Reader:
         if len(names) < 2:
             raise Fault(f"{where} {text}: needs a source and a target")
         *sources, last = names
-        target = PurePosixPath(self.made.workdir or "/", last)
+        target = self._place(last, where)
         if ".." in target.parts:
             raise Fault(f"{where} to {last}: leads upwards")
         into = last == "." or last.endswith(("/", "/.")) or len(sources) > 1 or self._is_folder(target)
@@ -299,6 +301,14 @@ class _Reader:
                 copies.append(Copy(source=path, target=f"{target}/" if into or path.is_dir() else str(target)))
         self.made.files |= files
         self._step(one, copies=tuple(copies), files=files)
+
+    def _place(self, name: str, where: str) -> PurePosixPath:
+        """Where `name` is, of a folder that may be relative."""
+        path = PurePosixPath(self.made.workdir or "/", name)
+        begins = self.made.workdir is not None or PLAIN.fullmatch(self.made.base) or not self._builds
+        if not begins and not name.startswith("/"):
+            raise Fault(f"{where} {name}: where work begins, the base alone knows: WORKDIR must say it before")
+        return path
 
     def _is_folder(self, target: PurePosixPath) -> bool:
         """Whether it is one by now: Docker then copies into it."""

@@ -32,7 +32,7 @@ from clawhpc.records import (
     TaskSpec,
     Verifier,
 )
-from clawhpc.tasks.dockerfile import Environment, read_dockerfile, read_workdir
+from clawhpc.tasks.dockerfile import PLAIN, Environment, read_dockerfile, read_workdir
 from clawhpc.tasks.faults import (
     MAX_NESTING,
     Fault,
@@ -83,8 +83,6 @@ NOT_KEPT = "artifacts are not collected"
 OWN_IMAGE = "programs, variables and the workspace come from an image of the task's own (tasks.images)"
 NO_HOME = "what the image has in /root is not there: HOME is the rollout's own"
 NOT_BUILT = "its image is not built"
-PLAIN = re.compile(r"(docker\.io/)?(library/)?(debian|ubuntu)([:@].*)?")
-"""Bases that a task names for want of another: the image of the run does as well."""
 ASSUMED = (
     "the run's image is taken to have what the task would install (tasks.assume_image); what RUN would put into the "
     "workspace is not there"
@@ -295,7 +293,8 @@ def _environment(
             raise Fault(f"{root}/environment/{name}: {why}")
     path, named = root / DOCKERFILE, config.environment.docker_image
     if builds and named is not None:  # all else that its Dockerfile says is in it
-        return Environment(base=named, workdir=read_workdir(path) if path.exists() else None)
+        is_asked = config.environment.workdir is None and path.exists()
+        return Environment(base=named, workdir=read_workdir(path) if is_asked else None)
     if path.exists():
         made = read_dockerfile(path, assume_image=assume_image, builds=builds)
     elif named is not None and assume_image:

@@ -265,6 +265,14 @@ def test_of_what_is_not_set_from_has_nothing(tmp_path: Path) -> None:
     assert read_dockerfile(tmp_path / "Dockerfile", builds=True).base == "ubuntu:24.04"
 
 
+def test_work_begins_where_the_base_says_and_of_some_it_is_known(tmp_path: Path) -> None:
+    text = "FROM docker.io/library/ubuntu:24.04\nCOPY a .\nWORKDIR app\n"
+    write_files(tmp_path, {"Dockerfile": text, "a": ""})
+    made = read_dockerfile(tmp_path / "Dockerfile", builds=True)
+    assert (made.workdir, list(made.files)) == (PurePosixPath("/app"), [PurePosixPath("/a")])
+    assert read(tmp_path, "FROM x\nWORKDIR app\n").workdir == PurePosixPath("/app")
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
@@ -273,6 +281,8 @@ def test_of_what_is_not_set_from_has_nothing(tmp_path: Path) -> None:
         ("RUN --security=insecure x", "RUN --security: not supported"),
         ("COPY --from=build a .", "COPY --from: not supported"),
         ("SHELL bash", "SHELL bash: "),
+        ("WORKDIR app", "WORKDIR app: where work begins, the base alone knows"),
+        ("COPY Dockerfile .", "COPY .: where work begins, the base alone knows"),
         ("ENV A=${B%.*}", "ENV A=${B%.*}: of ${…} only "),
         ("ENV A ${B%.*}", "ENV A ${B%.*}: of ${…} only "),
         ("ARG A=${B#3.}", "ARG A=${B#3.}: of ${…} only "),

@@ -116,6 +116,11 @@ def test_an_image_that_is_named_has_all_that_its_dockerfile_says(shelf: Shelf, d
     assert (shelf.task().workspace_mount, shelf.task().input_dir) == ("/app", None)
 
 
+def test_the_folder_of_an_image_that_is_named_is_not_asked_for_where_the_task_says_it(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, toml=PREBUILT, dockerfile="FROM a\nWORKDIR b\n")
+    assert "its image is not built" in shelf.load().faults[0]
+
+
 def test_a_task_that_is_faulty_besides_wants_no_image(shelf: Shelf) -> None:
     lay_harbor(shelf.set, "a", dockerfile=DOCKERFILE, script="uvx pytest\n")
     lay_harbor(shelf.set, "b", dockerfile=DOCKERFILE.replace("RUN", "ENTRYPOINT x\nRUN"))
