@@ -1,6 +1,7 @@
-# The last lines of a task image's build.sh, with set -e and $workdir: what sandboxes need, and what loaders ask for.
+# The last lines of a task image's build.sh, with set -e, $workdir, and $passed, variables of the builder, who may have
+# a password in their proxy's: what sandboxes need, and what loaders ask for.
 mkdir -p /.clawhpc
-env -0 > /.clawhpc/env
+(for name in $passed; do unset "$name"; done; exec env -0) > /.clawhpc/env
 ls -A /root > /.clawhpc/home 2> /dev/null || :
 
 if [ "$(readlink -f "$workdir")" != "$workdir" ]; then

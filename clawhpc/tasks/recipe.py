@@ -112,7 +112,7 @@ class Recipe:
         return [copy for step in self.steps for copy in step.copies]
 
     def definition(self, staged: Path) -> str:
-        """The .def."""
+        """The .def. Its shell would print what it does, and the log have a proxy's password."""
         passed = " ".join(f'${{{name}+{name}="${name}"}}' for name in PASSED)
         return f"""\
 Bootstrap: {self.base.bootstrap}
@@ -123,6 +123,7 @@ From: {self.base.place}
     cp -dR --preserve=mode,timestamps {shlex.quote(str(staged))} "${{APPTAINER_ROOTFS}}{INSIDE}"
 
 %post
+    set +x
     exec env -i HOME=/root PATH={PATH} {passed} /bin/sh {INSIDE}/{SCRIPT}
 """
 
@@ -138,7 +139,8 @@ From: {self.base.place}
         staged = iter(range(len(self._copies)))
         body = [line for step in self.steps for line in _lines(step, staged)]
         place = shlex.quote(str(self.workdir))
-        tail = [f"echo {shlex.quote(f'{MARK}end')}", f"mkdir -p {place}", f"workdir={place}", _own(FINISH)]
+        said = (f"workdir={place}", f"passed='{' '.join(PASSED)}'")
+        tail = [f"echo {shlex.quote(f'{MARK}end')}", f"mkdir -p {place}", *said, _own(FINISH)]
         return "\n".join((*head, *body, *tail))
 
 

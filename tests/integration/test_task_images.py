@@ -66,6 +66,7 @@ VERIFY_OTHER = """\
 [ "$(cat lines)" = two ] && cmp said /etc/other && [ -f /data/all/numbers.txt ] && ! command -v helper && r=1 || r=0
 echo $r > /logs/verifier/reward.txt
 """
+PROXY = "http://me:secret@localhost:1"
 COMMAND = "(helper || cat /etc/other) > said"
 
 
@@ -99,7 +100,9 @@ def settings(image: Path, cache_dir: Path) -> Iterator[TaskSettings]:
         write_files(root / "environment", files)
     settings = TaskSettings(folder=f"{folder}/set", images=f"{folder}/images", bases={"debian:own": str(image)})
     config = RunConfig(cache_dir=str(cache_dir), scratch_dir=f"{folder}/scratch", tasks=settings)
-    assert build_images(config, at_once=1) == 1, "one cannot be built"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("http_proxy", PROXY)
+        assert build_images(config, at_once=1) == 1, "one cannot be built"
     yield settings
     remove_tree(folder)
 
@@ -114,6 +117,12 @@ def test_what_cannot_be_built_is_told_with_the_line_of_the_dockerfile(
     assert "    trying\n" in said
     assert said.count("building ") == 1, "the others are there"
     assert os.listdir(ledger_root) == []
+
+
+def test_a_password_of_the_builder_is_in_no_image_and_no_log(settings: TaskSettings) -> None:
+    noted = [*Path(settings.images or "").glob("*/.clawhpc/env"), *Path(settings.images or "").glob("*.log")]
+    assert len(noted) == 5
+    assert not any(PROXY in path.read_text() for path in noted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +12,7 @@ import pytest
 
 from clawhpc.tasks.dockerfile import read_dockerfile
 from clawhpc.tasks.faults import Fault
-from clawhpc.tasks.recipe import Base, Recipe, check_bases, find_base, make_recipe
+from clawhpc.tasks.recipe import INSIDE, Base, Recipe, check_bases, find_base, make_recipe
 from tests.fakes.task_sets import write_files
 
 APP = PurePosixPath("/app")
@@ -123,6 +124,23 @@ cp -dR /.clawhpc/1/. /app/src/
     assert expected in script
     assert "cp -dR /.clawhpc/2/. '/opt/my src/'\n" in script
     assert "workdir=/app\n" in script
+
+
+def test_what_the_builder_has_of_a_proxy_is_neither_in_the_log_nor_in_the_image(tmp_path: Path) -> None:
+    recipe, _ = made(tmp_path)
+    _, post = recipe.definition(tmp_path).split("%post\n")
+    assert post.startswith("    set +x\n    exec env -i HOME=/root ")
+    (said,) = (line for line in recipe.script.splitlines() if line.startswith("passed="))
+    (kept,) = (line for line in recipe.script.splitlines() if "env -0" in line)
+    script = f"set -e\n{said}\n{kept.replace(INSIDE, str(tmp_path))}\necho $https_proxy"
+    proxies = {"https_proxy": "http://me:secret@proxy", "HTTP_PROXY": "secret", "A": "b"}
+    done = subprocess.run(
+        ["sh", "-c", script], env={"PATH": os.environ["PATH"]} | proxies, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("http://me:secret@proxy\n", "")
+    found = (tmp_path / "env").read_text()
+    assert "A=b\0" in found
+    assert "secret" not in found
 
 
 def test_links_of_a_folder_that_is_copied_stay_links(tmp_path: Path) -> None:
