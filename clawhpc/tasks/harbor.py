@@ -61,10 +61,12 @@ OF_THE_SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
 )
 """Top-level folders that come from the image, read-only, so that nothing can be mounted in them."""
+IGNORED = ".dockerignore"
+"""Of a build alone."""
 UNFOLLOWED = {
     "docker-compose.yaml": "services beside the harness are not supported",
     "docker-compose.yml": "services beside the harness are not supported",
-    ".dockerignore": "is not followed; remove it, and what it names",
+    IGNORED: "is not followed; remove it, and what it names",
 }
 """Files in environment/ that change what a Dockerfile means."""
 ROOT_USERS = (None, "root", "0", 0)
@@ -288,10 +290,11 @@ def _read_instruction(path: Path) -> str:
 def _environment(
     root: Path, config: _Config, assume_image: bool, builds: bool, note: Callable[[str], None]
 ) -> Environment:
-    for name, why in UNFOLLOWED.items():
-        if (root / "environment" / name).exists():
-            raise Fault(f"{root}/environment/{name}: {why}")
     path, named = root / DOCKERFILE, config.environment.docker_image
+    is_prebuilt = builds and named is not None
+    for name, why in UNFOLLOWED.items():
+        if (root / "environment" / name).exists() and not (is_prebuilt and name == IGNORED):
+            raise Fault(f"{root}/environment/{name}: {why}")
     if builds and named is not None:  # all else that its Dockerfile says is in it
         is_asked = config.environment.workdir is None and path.exists()
         return Environment(base=named, workdir=read_workdir(path) if is_asked else None)

@@ -12,6 +12,7 @@ from clawhpc.tasks.faults import Fault
 
 HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)(\w+)\1(?=\s|$)")
 CONTINUED = re.compile(r"\\\s*$")
+DIRECTIVE = re.compile(r"\s*#\s*(\w+)\s*=\s*(\S*)\s*")
 FLAG = re.compile(r"--([\w-]+)(=\S+)?\s+")
 MAX_SHOWN = 200
 """Characters of a line in a fault."""
@@ -31,6 +32,7 @@ class Instruction:
 
 def instructions(text: str, path: Path) -> Iterator[Instruction]:
     """Those in the `text` of `path`, without comments."""
+    _check_escape(text, path)
     lines = iter(enumerate(text.splitlines(), start=1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
@@ -54,6 +56,16 @@ def instructions(text: str, path: Path) -> Iterator[Instruction]:
                 raise Fault(f"{path}:{number}: no line {end} ends its text")
         name, *value = whole.strip().split(None, 1)
         yield Instruction(line=number, name=name.upper(), value="".join(value), text="".join(heredocs))
+
+
+def _check_escape(text: str, path: Path) -> None:
+    """A fault where the first lines say that something else than a backslash continues a line."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        directive = DIRECTIVE.fullmatch(line)
+        if directive is None:
+            return
+        if directive[1].lower() == "escape" and directive[2] != "\\":
+            raise Fault(f"{path}:{number}: {line.strip()}: only a backslash continues a line here")
 
 
 def split_flags(text: str, where: str, *, allowed: set[str]) -> tuple[list[tuple[str, str]], str]:

@@ -26,11 +26,13 @@ from pathlib import Path, PurePosixPath
 from clawhpc.errors import UserError
 from clawhpc.tasks.dockerfile import Copy, Environment, Step
 from clawhpc.tasks.faults import Fault
-from clawhpc.tasks.layout import files_below
 
 FORMAT = 1
 """Raised when the same Dockerfile gives another image."""
 DIGEST_CHARS = 20
+UMASK = 0o022
+COPIED_MODE = 0o777 & ~UMASK
+"""What of a mode is in the image."""
 RECIPE, STAGED, SCRIPT, FINISH = "task.def", "staged", "build.sh", "finish.sh"
 INSIDE = "/.clawhpc"
 """In the image, for whatever is ours."""
@@ -132,7 +134,7 @@ From: {self.base.place}
         """What the image's own shell runs: the variables that the base has, each step, and what sandboxes need."""
         head = [
             "set -e",
-            "umask 022",
+            f"umask {UMASK:03o}",
             'for file in /.singularity.d/env/10-docker*.sh; do if [ -f "$file" ]; then . "$file"; fi; done',
             "cd /",
         ]
@@ -195,17 +197,20 @@ def _stage(copy: Copy, folder: Path) -> None:
 
 def _known_by(source: Path) -> list[str]:
     """Names, contents and modes; not the times, which differ between two copies of a set."""
-    files = sorted(files_below(source)) if source.is_dir() else [(source.name, source.resolve())]
+    paths = sorted(source.rglob("*")) if source.is_dir() else [source.resolve()]
     known = []
-    for name, path in files:
+    for path in paths:
+        name = str(path.relative_to(source)) if source.is_dir() else source.name
         try:
             status = path.lstat()
             if path.is_symlink():
                 known += [name, "link", os.readlink(path)]
+            elif stat.S_ISDIR(status.st_mode):
+                known += [name, "folder", oct(status.st_mode & COPIED_MODE)]
             elif stat.S_ISREG(status.st_mode):
                 with path.open("rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
-                known += [name, content, oct(status.st_mode & 0o111)]
+                known += [name, content, oct(status.st_mode & COPIED_MODE)]
             else:
                 raise Fault(f"{path}: neither a file nor a link")
         except OSError as error:

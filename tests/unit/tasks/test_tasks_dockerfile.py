@@ -31,6 +31,12 @@ def test_comments_continued_lines_and_heredocs_are_read_as_docker_reads_them() -
     assert found == [(2, "FROM", "a"), (4, "RUN", "one two"), (7, "RUN", "<<EOF cat"), (10, "WORKDIR", "/yes")]
 
 
+def test_another_sign_that_continues_lines_is_a_fault() -> None:
+    assert len(list(instructions("# syntax=a\n# escape=\\\nFROM a\n# escape=`\n", Path("Dockerfile")))) == 1
+    with pytest.raises(Fault, match="Dockerfile:2: # Escape = `: only a backslash continues a line"):
+        list(instructions("#syntax=a\n# Escape = `\nFROM a\n", Path("Dockerfile")))
+
+
 def test_a_line_that_is_continued_and_has_nothing_is_none() -> None:
     assert [one.name for one in instructions("FROM a\n \\\n", Path("Dockerfile"))] == ["FROM"]
 

@@ -108,6 +108,7 @@ def test_an_image_that_is_named_has_all_that_its_dockerfile_says(shelf: Shelf, d
     root = lay_harbor(shelf.set, toml=PREBUILT, dockerfile=dockerfile or "")
     if dockerfile is None:
         (root / "environment/Dockerfile").unlink()
+    (root / "environment/.dockerignore").touch()
     (fault,) = shelf.load().faults
     assert fault.startswith(f"{root}/task.toml: its image is not built")
     ((recipe,),) = shelf.images.wanted.values()

@@ -96,6 +96,20 @@ def test_the_time_of_a_file_names_no_image_and_whether_it_can_be_run_does(tmp_pa
     assert made(tmp_path)[0].digest != before.digest
 
 
+def test_folders_and_modes_of_what_is_copied_name_an_image_as_far_as_they_are_in_it(tmp_path: Path) -> None:
+    lines = f"{LINES}RUN x\n"
+    digests = [made(tmp_path, lines)[0].digest]
+    (tmp_path / "src/empty").mkdir()
+    digests.append(made(tmp_path, lines)[0].digest)
+    (tmp_path / "src/empty").chmod(0o700)
+    digests.append(made(tmp_path, lines)[0].digest)
+    (tmp_path / "src/a.py").chmod(0o600)
+    digests.append(made(tmp_path, lines)[0].digest)
+    assert len(set(digests)) == 4
+    (tmp_path / "src/a.py").chmod(0o620)
+    assert made(tmp_path, lines)[0].digest == digests[-1], "the umask of a build takes it"
+
+
 def test_the_recipe_of_apptainer_and_what_it_copies_in(tmp_path: Path) -> None:
     context, folder = tmp_path / "context", tmp_path / "out it"
     folder.mkdir()
