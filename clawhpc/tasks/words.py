@@ -96,7 +96,8 @@ class _Reader:
             self._place += 1
             return ("$",)
         self._place = found.end()
-        name, sign, text = found[1] or found[2], found[3] or "", ()
+        name, sign = found[1] or found[2], found[3] or ""
+        text: Word = ()
         if found[2]:
             self._depth += 1
             if self._depth > MAX_DEPTH:
@@ -105,7 +106,7 @@ class _Reader:
             self._depth -= 1
         value = self._variables.get(name, self._unset)
         if value is None:
-            within = "".join(IN_SHELL.sub(r"\\\1", one) if isinstance(one, str) else one.shell for one in text)
+            within = "".join(IN_SHELL.sub(r"\\\1", part) if isinstance(part, str) else part.shell for part in text)
             return (Reference(f"${{{name}{sign or '-'}{within}}}"),)
         is_set = bool(value) if sign.startswith(":") else name in self._variables
         if sign.endswith("+"):
