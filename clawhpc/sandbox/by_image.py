@@ -22,7 +22,8 @@ from clawhpc.sandbox.staging import stage_image
 class Sandboxes:
     """Those of images are opened when they are first asked for, and kept: a few small files each.
 
-    An image that is gone, or from which no container starts, fails those who run something there, with a SandboxError that names it.
+    An image that is gone, or from which no container starts, fails those who run something there, with a SandboxError
+    that names it.
     """
 
     def __init__(self, own: Sandbox, open_image: Callable[[TaskImage], Sandbox] | None = None) -> None:
