@@ -66,6 +66,14 @@ def test_a_task_begins_with_its_image_and_the_files_that_are_not_in_it(shelf: Sh
     assert harbor.OUR_IMAGE not in notes
 
 
+def test_an_image_whose_build_did_not_come_to_its_end_is_not_built(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    image = shelf.build()
+    image.with_name(f"{image.name}.whole").unlink()
+    (fault,) = shelf.load().faults
+    assert harbor.NOT_BUILT in fault
+
+
 def test_tasks_that_agree_share_an_image_and_have_files_of_their_own(shelf: Shelf) -> None:
     lay_harbor(shelf.set, "a", dockerfile=DOCKERFILE)
     (lay_harbor(shelf.set, "b", dockerfile=f"# b\n{DOCKERFILE}") / "environment/numbers.txt").write_text("7\n")
