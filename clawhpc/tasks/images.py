@@ -18,7 +18,7 @@ from clawhpc.tasks.recipe import INSIDE, PASSED, Recipe
 OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", *PASSED})
 """Variables of a build that are none of the image's."""
 OF_DISTRIBUTIONS = frozenset({".bashrc", ".bash_logout", ".cshrc", ".profile", ".tcshrc", ".cache", ".wget-hsts"})
-"""In /root: what nobody misses."""
+"""In /root: what nobody misses, unless finish.sh says `changed` of it."""
 
 
 def is_noted(image: Path) -> bool:
@@ -45,7 +45,7 @@ class TaskImages:
     bases: Mapping[str, str] = field(default_factory=dict)
     """See `TaskSettings`."""
     is_whole: Callable[[Path], bool] = is_noted
-    """Whether an image is as it was built. Each of its files is asked for where time allows: `python -m clawhpc.check`."""
+    """Whether an image is as it was built. Where time allows, `python -m clawhpc.check` asks for each of its files."""
     wanted: dict[str, list[Recipe]] = field(default_factory=dict)
     """Digest -> those that were looked for, built or not."""
 
