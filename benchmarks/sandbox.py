@@ -40,6 +40,7 @@ from clawhpc.sandbox import init
 from clawhpc.sandbox.apptainer import find_apptainer
 from clawhpc.sandbox.base import PROXY_URL, SANDBOX_PATH, Mount, Sandbox, SandboxCommand
 from clawhpc.sandbox.open import open_sandbox
+from clawhpc.sandbox.root import PYTHON
 from clawhpc.sandbox.settings import Kind, SandboxSettings
 
 PAGE = Path("docs/results/sandbox.md")
@@ -139,6 +140,7 @@ class Bench:
                 model="policy",
                 context_window=32_000,
                 max_output_tokens=256,
+                python=PYTHON,
             )
         )
         installs = (Mount(source=Path(source), target=target) for source, target in launch.read_only.items())

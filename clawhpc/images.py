@@ -18,7 +18,7 @@ from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import UserError, ungrouped
 from clawhpc.ledger import Ledger
 from clawhpc.sandbox.apptainer import find_apptainer
-from clawhpc.sandbox.image import Build, build_once, is_whole
+from clawhpc.sandbox.image import Build, BuildError, build_once, is_whole
 from clawhpc.tasks.faults import by_kind
 from clawhpc.tasks.harbor import NOT_BUILT
 from clawhpc.tasks.images import TaskImages
@@ -52,8 +52,9 @@ class Failure:
     """An image that could not be built."""
 
     recipes: Sequence[Recipe]
-    log: Path
     why: str
+    log: Path | None
+    """What this build has printed; None where it did not begin."""
 
 
 @one_line_errors()
@@ -126,11 +127,11 @@ async def build_all(images: TaskImages, config: RunConfig, ledger: Ledger, at_on
         nonlocal num_done
         async with slots:
             place = images.place(recipes[0])
-            error = await to_thread.run_sync(build_one, recipes[0], place, apptainer, ledger, abandon_on_cancel=True)
+            failure = await to_thread.run_sync(build_one, recipes, place, apptainer, ledger, abandon_on_cancel=True)
         num_done += 1
-        if error:
-            failures.append(Failure(recipes=recipes, log=log_of(place), why=error))
-        say(f"{num_done} of {len(images.wanted)}: {place.name} {'failed' if error else 'is there'}")
+        if failure is not None:
+            failures.append(failure)
+        say(f"{num_done} of {len(images.wanted)}: {place.name} {'is there' if failure is None else 'failed'}")
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
@@ -139,10 +140,11 @@ async def build_all(images: TaskImages, config: RunConfig, ledger: Ledger, at_on
     return failures
 
 
-def build_one(recipe: Recipe, image: Path, apptainer: str, ledger: Ledger) -> str:
-    """Why it could not be built; empty where it is there."""
+def build_one(recipes: Sequence[Recipe], image: Path, apptainer: str, ledger: Ledger) -> Failure | None:
+    """Why it could not be built; None where it is there."""
     if is_whole(image):
-        return ""
+        return None
+    recipe = recipes[0]
     say(f"building {image.name}, of {recipe.origin}")
     local = recipe.base.bootstrap == LOCAL
     try:
@@ -157,21 +159,29 @@ def build_one(recipe: Recipe, image: Path, apptainer: str, ledger: Ledger) -> st
                 log=log_of(image),
             )
             build_once(build, ledger)
+    except BuildError as error:
+        return Failure(recipes=recipes, why=error.why, log=log_of(image))
     except (UserError, OSError) as error:
-        return str(error)
-    return ""
+        return Failure(recipes=recipes, why=str(error).partition("\n")[0], log=None)
+    return None
 
 
 def failure_lines(failure: Failure) -> Iterator[str]:
-    """Which task and which line of its Dockerfile, the end of the log, and whom it concerns besides."""
+    """Which task, which line of its Dockerfile and the end of the log where it came so far, and whom it concerns
+    besides.
+    """
     first, *others = failure.recipes
-    printed = failure.log.read_text(errors="replace") if failure.log.exists() else failure.why
-    begun = MARKED.findall(printed)
-    line, step = begun[-1] if begun else (str(first.from_line), f"FROM: {first.base.bootstrap} {first.base.place}")
     yield ""
-    yield f"{first.origin}:{line}: {step}" if line != "end" else f"{first.origin}: what a sandbox needs is not there"
-    yield from (f"    {text}" for text in printed.splitlines()[-LOG_LINES:])
-    yield f"    the whole log: {failure.log}"
+    if failure.log is None:
+        yield f"{first.origin}: {failure.why}"
+    else:
+        printed = failure.log.read_text(errors="replace")
+        begun = MARKED.findall(printed)
+        line, step = begun[-1] if begun else (str(first.from_line), f"FROM: {first.base.bootstrap} {first.base.place}")
+        yield f"{first.origin}{f':{line}: {step}' if line != 'end' else ': what a sandbox needs is not there'}"
+        yield f"    {failure.why}"
+        yield from (f"    {text}" for text in printed.splitlines()[-LOG_LINES:])
+        yield f"    the whole log: {failure.log}"
     if others:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         yield f"    the same image: {', '.join(one.origin for one in others[:SHOWN])}{more}"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import anyio
@@ -20,6 +21,7 @@ from clawhpc.config import RunConfig, entry_point
 from clawhpc.errors import HostError, UserError, ungrouped
 from clawhpc.keys import absolute
 from clawhpc.records import TaskSpec
+from clawhpc.sandbox.image import is_whole
 from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.load import read_tasks
 
@@ -111,6 +113,8 @@ def examine(config: RunConfig, asked: Asked) -> Findings:
     """Load the sets, count, score. UserError where there is no set, or a folder is none."""
     folders = asked.folders or configured_folders(config)
     options = config.tasks.load_options(Path(config.cache_dir))
+    if options.images is not None:
+        options.images.is_whole = cache(is_whole)
     sets = [read_tasks(folder, options) for folder in folders]
     surveys = tuple(survey_set(folder, loaded) for folder, loaded in zip(folders, sets, strict=True))
     started = time.monotonic()

@@ -88,8 +88,8 @@ async def score_untouched(tasks: Sequence[TaskSpec], bench: Bench, done: Callabl
 
 async def _score_one(task: TaskSpec, bench: Bench) -> Untouched:
     folder = Path(await anyio.mkdtemp(prefix="c", dir=str(bench.scratch)))
-    sandbox = _Listening(await bench.sandboxes.of(task.image))
     try:
+        sandbox = _Listening(await bench.sandboxes.of(task.image))
         with boundary(SandboxError, "its workspace"):
             await to_thread.run_sync(lay_out, task, folder, abandon_on_cancel=True)
         start = anyio.current_time()

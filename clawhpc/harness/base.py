@@ -127,6 +127,13 @@ def check_mcp(harness: type[Harness], tasks: Iterable[TaskSpec]) -> None:
             raise UserError(f"harness {harness.name} has no MCP, but task {task.task_id} has servers: {names}")
 
 
+def in_python(request: LaunchRequest, program: str) -> tuple[str, ...]:
+    """Starts `program` of the install in the sandbox's Python, which its first line cannot know in every image; with no
+    package but its own, and no orders from variables.
+    """
+    return request.python, "-IS", f"{INSTALL_MOUNT}/{program}"
+
+
 def plain_text(instruction: str, *marks: str) -> str:
     """`instruction`; with a space before it if a harness would take what begins with one of `marks` for no text."""
     return f" {instruction}" if instruction.startswith(marks) else instruction

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
-    INSTALL_MOUNT,
     MCP_START_S,
     PYTHON_START,
     Adapter,
     HarnessSettings,
     WireName,
+    in_python,
     mcp_entry,
     plain_text,
 )
@@ -61,7 +61,7 @@ class Hermes(Adapter[HermesSettings]):
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, so it need not be told."""
         return self.plan(
-            argv=(f"{INSTALL_MOUNT}/{PYTHON_START}", ENTRY, "--oneshot", plain_text(request.instruction, "-")),
+            argv=(*in_python(request, PYTHON_START), ENTRY, "--oneshot", plain_text(request.instruction, "-")),
             env=CONSTANT_ENV,
             files={CONFIG_FILE: json.dumps(self._config(request))},
         )

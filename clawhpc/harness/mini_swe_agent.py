@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
-    INSTALL_MOUNT,
     PYTHON_START,
     Adapter,
     HarnessSettings,
     WireName,
+    in_python,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
@@ -65,7 +65,7 @@ class MiniSweAgent(Adapter[MiniSweAgentSettings]):
         )
         return self.plan(
             argv=(
-                *(f"{INSTALL_MOUNT}/{PYTHON_START}", ENTRY, "--yolo", "--exit-immediately", "--cost-limit", "0"),
+                *(*in_python(request, PYTHON_START), ENTRY, "--yolo", "--exit-immediately", "--cost-limit", "0"),
                 *("--output", "/dev/null", "--model", f"openai/{request.model}", "--config", "mini.yaml"),
                 *(word for choice in choices for word in ("--config", choice)),
                 *("--task", request.instruction),

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from clawhpc.harness.base import (
     API_KEY,
-    INSTALL_MOUNT,
     PYTHON_START,
     Adapter,
     HarnessSettings,
     WireName,
+    in_python,
     mcp_entry,
 )
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
@@ -59,7 +59,7 @@ class Nanobot(Adapter[NanobotSettings]):
     def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
         """See `Harness`. The workspace is its current directory, and its own home."""
         return self.plan(
-            argv=(f"{INSTALL_MOUNT}/{PYTHON_START}", ENTRY, request.instruction),
+            argv=(*in_python(request, PYTHON_START), ENTRY, request.instruction),
             env={},
             files={CONFIG_FILE: json.dumps(self._config(request))},
         )

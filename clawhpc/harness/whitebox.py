@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clawhpc.harness.base import CONTAINERS_DIR, INSTALL_MOUNT, Adapter, HarnessSettings, WireName
+from clawhpc.harness.base import CONTAINERS_DIR, Adapter, HarnessSettings, WireName, in_python
 from clawhpc.records import CallRole, Conversation, LaunchPlan, LaunchRequest
 
 PROGRAM = "whitebox.py"
@@ -53,7 +53,7 @@ class Whitebox(Adapter[WhiteboxSettings]):
             "max_retries": self.settings.max_retries,
             "command_timeout_s": self.settings.command_timeout_s,
         }
-        argv = (f"{INSTALL_MOUNT}/{PROGRAM}", json.dumps(settings), request.instruction)
+        argv = (*in_python(request, PROGRAM), json.dumps(settings), request.instruction)
         return self.plan(argv=argv, env={}, files={})
 
     def classify(self, headers: Mapping[str, str], conversation: Conversation) -> tuple[CallRole, dict[str, str]]:

@@ -196,6 +196,8 @@ class LaunchRequest:
     """Of the model, in tokens."""
     max_output_tokens: int
     """Of one reply, in tokens."""
+    python: str
+    """An interpreter inside the sandbox, 3.9 or newer: images have theirs in different places."""
     mcp_servers: tuple[McpServer, ...] = ()
 
 

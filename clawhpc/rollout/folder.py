@@ -42,10 +42,20 @@ def lay_out(task: TaskSpec, folder: Path) -> None:
     inputs = workspace / task.input_subdir
     inputs.mkdir(parents=True)
     if task.image is not None:
-        copy_tree(Path(task.image.folder, task.workspace_mount.lstrip("/")), workspace)
+        copy_tree(in_image(Path(task.image.folder), task.workspace_mount), workspace)
     if task.input_dir is not None:
         make_way(Path(task.input_dir), inputs)
         copy_tree(Path(task.input_dir), inputs)
+
+
+def in_image(image: Path, mount: str) -> Path:
+    """The folder that `image` has at `mount`. SandboxError where a link stands on the way: on the host it would lead to
+    the host's files.
+    """
+    place = Path(image, mount.lstrip("/"))
+    if place.resolve() != Path(image.resolve(), mount.lstrip("/")):
+        raise SandboxError(f"{place}: a link leads there in the task's image; its workspace must be the folder itself")
+    return place
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -196,6 +196,7 @@ def harness_command(
         model=parts.model,
         context_window=parts.context_window,
         max_output_tokens=parts.max_output_tokens,
+        python=parts.sandbox.python,
         mcp_servers=servers.seen_inside(task.mcp_servers, parts.sandbox.python),
     )
     launch = parts.harness.launch_plan(request)

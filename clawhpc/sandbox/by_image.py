@@ -22,7 +22,8 @@ from clawhpc.sandbox.staging import stage_image
 class Sandboxes:
     """Those of images are opened when they are first asked for, and kept: a few small files each.
 
-    An image from which no container starts fails those who run something there, with a SandboxError that names it.
+    An image that is gone, or from which no container starts, fails those who run something there, with a SandboxError
+    that names it.
     """
 
     def __init__(self, own: Sandbox, open_image: Callable[[TaskImage], Sandbox] | None = None) -> None:
@@ -46,6 +47,13 @@ class Sandboxes:
         return self._opened[image]
 
 
+def check_seen(image: TaskImage) -> None:
+    """HostError where this host does not see the folder that tasks' images lie in: all of them would fail here."""
+    folder = Path(image.folder).parent
+    if not folder.is_dir():
+        raise HostError(f"{folder}: no such folder here; all hosts must see that of tasks.images")
+
+
 def open_images(own: Sandbox, settings: SandboxSettings, ledger: Ledger) -> Sandboxes:
     """Containers of the kind that `own` is.
 
@@ -54,6 +62,7 @@ def open_images(own: Sandbox, settings: SandboxSettings, ledger: Ledger) -> Sand
 
     def open_image(image: TaskImage) -> Sandbox:
         assert isinstance(own, Container), "open_sandbox gives one"
+        check_seen(image)
         place = stage_image(Path(image.folder), ledger) if settings.stage else Path(image.folder)
         accounts = Path(tempfile.mkdtemp(prefix="root-", dir=ledger.scratch))
         root = image_root(place, accounts, python=image.python, writable=settings.writable)

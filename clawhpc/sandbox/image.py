@@ -25,6 +25,15 @@ TEMPORARY = {"/tmp": "tmp", "/var/tmp": "var-tmp"}
 """What builds would share with the host and with one another -> a folder in that of the build."""
 
 
+class BuildError(UserError):
+    """A build has begun and failed; what it printed by then is in its log."""
+
+    def __init__(self, recipe: Path, why: str, printed: str = "") -> None:
+        """`printed`: its end, where the log is not kept for whoever reads this."""
+        super().__init__(": ".join(part for part in (str(recipe), why, printed) if part))
+        self.why = why
+
+
 @dataclass(frozen=True, kw_only=True)
 class Build:
     """What makes one image."""
@@ -62,8 +71,8 @@ def build_once(build: Build, ledger: Ledger) -> None:
 
     Built at most once, whoever asks at the same time, and never seen half-built; again where files are missing in it,
     as they are where a cluster removes what nobody has read for long. Of a build that is cut off the processes and
-    temporary files belong to `ledger`, and what it has written of the image goes with the next build. Raises UserError
-    with the end of the log.
+    temporary files belong to `ledger`, and what it has written of the image goes with the next build. Raises
+    BuildError with the end of the log; UserError where another process builds it for too long.
     """
     image = build.image
     image.parent.mkdir(parents=True, exist_ok=True)
@@ -127,12 +136,11 @@ def _run(build: Build, target: Path, temporary: Path, ledger: Ledger) -> None:
                 stdin=subprocess.DEVNULL,
             )
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{build.recipe}: has been building for {BUILD_S:.0f} s; build it by hand, and name the image"
-        ) from None
+        why = f"has been building for {BUILD_S:.0f} s; build it by hand, and name the image"
+        raise BuildError(build.recipe, why) from None
     if done.returncode != 0:
         end = printed.read_text(errors="replace")[-LOG_CHARS:].strip()
-        raise UserError(f"{build.recipe}: cannot be built: {end}")
+        raise BuildError(build.recipe, "cannot be built", end)
 
 
 def _build_command(build: Build, target: Path, temporary: Path) -> list[str]:

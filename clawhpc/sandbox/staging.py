@@ -43,7 +43,11 @@ def stage_image(image: Path, ledger: Ledger) -> Path:
     It is copied over the network once per host, whichever processes ask at the same time. Each compares what it has
     with the original, which the host's memory still holds then.
     """
-    root, copy = ledger.scratch.parent, ledger.scratch / STAGED / _copy_name(image)
+    root = ledger.scratch.parent
+    try:
+        copy = ledger.scratch / STAGED / _copy_name(image)
+    except OSError as error:
+        return _unstaged(image, error)
     if copy.exists():
         return copy
     partial = copy.with_name(f"{copy.name}.partial")
@@ -58,9 +62,13 @@ def stage_image(image: Path, ledger: Ledger) -> Path:
             partial.rename(copy)
     except (OSError, SandboxError) as error:
         remove_tree(partial)
-        log.warning("%s: used where it lies, not from this host's disk: %s", image, error)
-        return image
+        return _unstaged(image, error)
     return copy
+
+
+def _unstaged(image: Path, error: Exception) -> Path:
+    log.warning("%s: used where it lies, not from this host's disk: %s", image, error)
+    return image
 
 
 def is_far(image: Path, scratch: Path, mounts: str) -> bool:

@@ -3,6 +3,15 @@
 mkdir -p /.clawhpc
 (for name in $passed; do unset "$name"; done; exec env -0) > /.clawhpc/env
 ls -A /root > /.clawhpc/home 2> /dev/null || :
+is_original() { # of a distribution
+  for its in "/usr/share/base-files/dot$1" "/etc/skel/$1"; do
+    if [ -f "$its" ] && [ "$(cat "$its")" = "$(cat "/root/$1")" ]; then return 0; fi
+  done
+  return 1
+}
+for name in .bashrc .profile; do # a base or a RUN may have added to them, as conda does
+  if [ -f "/root/$name" ] && ! is_original "$name"; then echo "$name changed" >> /.clawhpc/home; fi
+done
 
 if [ "$(readlink -f "$workdir")" != "$workdir" ]; then
   echo "clawhpc: the workspace, $workdir, is a link, or lies in one: name the folder itself" >&2

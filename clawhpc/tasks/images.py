@@ -7,7 +7,7 @@ FOLDER/DIGEST.log          of its last build; beside it .lock and .whole, the bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,12 @@ from clawhpc.tasks.recipe import INSIDE, PASSED, Recipe
 OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", *PASSED})
 """Variables of a build that are none of the image's."""
 OF_DISTRIBUTIONS = frozenset({".bashrc", ".bash_logout", ".cshrc", ".profile", ".tcshrc", ".cache", ".wget-hsts"})
-"""In /root: what nobody misses."""
+"""In /root: what nobody misses, unless finish.sh says `changed` of it."""
+
+
+def is_noted(image: Path) -> bool:
+    """Its build has come to its end: the note of it is the last thing that a build writes."""
+    return image.with_name(f"{image.name}.whole").exists()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,8 @@ class TaskImages:
     folder: Path
     bases: Mapping[str, str] = field(default_factory=dict)
     """See `TaskSettings`."""
+    is_whole: Callable[[Path], bool] = is_noted
+    """Whether an image is as it was built. Where time allows, `python -m clawhpc.check` asks for each of its files."""
     wanted: dict[str, list[Recipe]] = field(default_factory=dict)
     """Digest -> those that were looked for, built or not."""
 
@@ -47,9 +54,11 @@ class TaskImages:
         return self.folder / recipe.digest
 
     def find(self, recipe: Recipe) -> BuiltImage | None:
-        """Its image; None where it is not built."""
+        """Its image; None where it is not built, or not whole."""
         self.wanted.setdefault(recipe.digest, []).append(recipe)
         place = self.place(recipe)
+        if not self.is_whole(place):
+            return None
         ours = place / INSIDE.removeprefix("/")
         try:
             env, python, home = ((ours / name).read_text(errors="replace") for name in ("env", "python", "home"))

@@ -2,7 +2,8 @@
 
 What the policy wrote is hostile until proven otherwise. So the verifier starts in a fresh sandbox with an empty HOME
 and no way to the proxy; the task's own folder is read-only, and stands where the task says, whatever the harness put
-there; links that could lead there are gone, for they would pass the expected answer off as the harness's; what the
+there; links that could lead there are gone, but for the image's own to what is in it, for they would pass the expected
+answer off as the harness's; what the
 harness locked is opened, and what has no end is gone, for a script that cannot read an answer has no reward to give,
 where 0 is due; the script starts in that folder, not in the workspace, where a planted `json.py` would be the one that
 `python3 -c 'import json'` takes (or, where its format has it start there, with Pythons that look there last: guard.py);
@@ -54,8 +55,9 @@ async def verify_workspace(
     """
     check = script_check(task)
     most_s = timeout_s if check.timeout_s is None else min(timeout_s, check.timeout_s)
+    image = Path(task.image.folder) if task.image is not None else None
     with boundary(VerifierError, f"verifier of {task.task_id}"):
-        await to_thread.run_sync(make_safe, workspace, task.workspace_mount, check.mount, abandon_on_cancel=True)
+        await to_thread.run_sync(make_safe, workspace, task.workspace_mount, check.mount, image, abandon_on_cancel=True)
         rewards = Path(tempfile.mkdtemp(prefix="reward-", dir=workspace.parent))
         result = await sandbox.run(reward_command(task, workspace, rewards, sandbox_id), timeout_s=most_s)
         if check.reward_folder is not None:

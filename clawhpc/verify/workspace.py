@@ -14,16 +14,19 @@ OPEN_FOLDER, OPEN_FILE = stat.S_IRWXU, stat.S_IRUSR
 """What the owner of a folder or file may do at least: inside, root has no capabilities either."""
 INSTALLED = (*PROGRAMS, "opt")
 """Top-level folders outside the workspace to which a link may lead: nobody inside can write there."""
+LAID_OVER = tuple(map(PurePosixPath, ("/tmp", "/var/tmp", "/root", "/logs", "/proc", "/dev", "/run", "/sys")))
+"""Where a sandbox shows something else than its image has."""
 MOST_HOLES_BYTES = 1 << 30
 """Of a file, what is not on disk. No answer has as much; who reads on through a terabyte of zeros never ends."""
 LONGEST_PATH = 3000
 """Bytes of a folder's path on the host. The kernel takes 4096; with less, every path below it can be dealt with."""
 
 
-def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> None:
+def make_safe(workspace: Path, mount: str, check_mount: str | None = None, image: Path | None = None) -> None:
     """`workspace`, which stands at `mount` inside, has an empty folder to mount over where the verifier's own folder
     will stand, if that is at `check_mount` in it; all else can be read, to its end, and no link leads to the verifier's
-    folder, nor to any place where an answer could come to be.
+    folder, nor to any place where an answer could come to be. A link of the task's `image` may lead to what else is in
+    that.
 
     What the harness put in that place, and folders nested deeper than any script could name them, are moved beside the
     workspace. Pipes, sockets, devices and files that are all holes are removed: an answer that cannot be read counts as
@@ -41,7 +44,10 @@ def make_safe(workspace: Path, mount: str, check_mount: str | None = None) -> No
         for entry in found:
             if entry.is_symlink():
                 link = inside / entry.path[len(top) + 1 :]
-                if not is_harmless(link, os.readlink(entry.path), inside, hidden):
+                text = os.readlink(entry.path)
+                if not is_harmless(link, text, inside, hidden) and not (
+                    is_of(image, link, text) and leads_into_image(link, text, inside, hidden)
+                ):
                     os.unlink(entry.path)
             elif entry.is_file() and not _has_no_end(entry):
                 allow(entry.path, OPEN_FILE)
@@ -74,15 +80,38 @@ def is_harmless(link: PurePosixPath, target: str, workspace: PurePosixPath, hidd
     when. Text is enough where `..` stands only at the start, as it then climbs real folders; from there on the way
     leads down, and through harmless links only. The workspace itself is no place to lead to: `hidden` may lie in it.
     """
+    place = _place_of(link, target)
+    if place is None or workspace.is_relative_to(place) or (hidden is not None and place.is_relative_to(hidden)):
+        return False
+    return place.is_relative_to(workspace) or place.parts[1] in INSTALLED
+
+
+def is_of(image: Path | None, link: PurePosixPath, target: str) -> bool:
+    """Whether `image` has this very `link` there, so that a rollout began with it, whoever may have made it again."""
+    if image is None:
+        return False
+    top = image.resolve()
+    place = top / str(link).lstrip("/")
+    return place.parent.resolve() == place.parent and place.is_symlink() and os.readlink(place) == target
+
+
+def leads_into_image(link: PurePosixPath, target: str, workspace: PurePosixPath, hidden: PurePosixPath | None) -> bool:
+    """Whether `link` leads to a place that comes from the image, so that nobody inside has written there, and not to
+    one that holds or is `hidden`, or one that is not the image's. Judged by its text, as `is_harmless` does.
+    """
+    place = _place_of(link, target)
+    others = [*LAID_OVER, *([] if hidden is None else [hidden]), workspace]
+    return place is not None and not any(place.is_relative_to(one) or one.is_relative_to(place) for one in others)
+
+
+def _place_of(link: PurePosixPath, target: str) -> PurePosixPath | None:
+    """Where `link` leads by its text; None where that does not tell."""
     parts = [part for part in target.split("/") if part not in ("", ".")]
     num_up = len(list(takewhile("..".__eq__, parts)))
     if ".." in parts[num_up:]:
-        return False
+        return None
     start = ("/",) if target.startswith("/") else link.parent.parts
-    place = PurePosixPath(*start[: max(1, len(start) - num_up)], *parts[num_up:])
-    if workspace.is_relative_to(place) or (hidden is not None and place.is_relative_to(hidden)):
-        return False
-    return place.is_relative_to(workspace) or place.parts[1] in INSTALLED
+    return PurePosixPath(*start[: max(1, len(start) - num_up)], *parts[num_up:])
 
 
 def _has_no_end(entry: os.DirEntry[str]) -> bool:

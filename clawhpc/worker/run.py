@@ -37,11 +37,12 @@ from clawhpc.records import (
     Outcome,
     RolloutRecord,
     StepPlan,
+    TaskImage,
     WorkerUsage,
 )
 from clawhpc.rollout.run import RolloutParts, RolloutPlan, run_rollout
 from clawhpc.sandbox.base import Sandbox
-from clawhpc.sandbox.by_image import Sandboxes, open_images
+from clawhpc.sandbox.by_image import Sandboxes, check_seen, open_images
 from clawhpc.sandbox.open import check_sandbox, open_sandbox
 from clawhpc.store import (
     claim_group,
@@ -250,7 +251,7 @@ class Worker:
                 break
             await self._check_engine(record)
             if len(failed) + 1 >= self._spec.worker.max_attempts:
-                await self._check_sandbox(record)
+                await self._check_sandbox(record, group.task.image)
                 break
             seconds = record.timings.wall_s
             failed.append(FailedAttempt(outcome=record.outcome, detail=record.detail, seconds=seconds))
@@ -263,12 +264,14 @@ class Worker:
             with suppress(EngineError):  # it has died too often, which ends the worker before its next rollout
                 await self._desk.recover()
 
-    async def _check_sandbox(self, record: RolloutRecord) -> None:
+    async def _check_sandbox(self, record: RolloutRecord, image: TaskImage | None) -> None:
         """Raise HostError where no sandbox starts any more: every rollout would fail here, one after the other.
 
-        One that stands on a task's own image, and does not start, is the failure of that task.
+        One that stands on a task's own image, and does not start, is the failure of that task, if the others' are seen.
         """
         if record.outcome is Outcome.SANDBOX_FAILED:
+            if image is not None:
+                await to_thread.run_sync(check_seen, image)
             try:
                 await check_sandbox(self._sandboxes.own)
             except SandboxError as error:

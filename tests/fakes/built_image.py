@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clawhpc.sandbox.staging import fingerprint
 from tests.fakes.task_sets import write_files
 
 
@@ -11,4 +12,6 @@ def lay_image(
     place: Path, *, env: str = "PATH=/usr/bin:/bin\0", python: str = "/usr/bin/python3", home: str = ""
 ) -> Path:
     """Nothing is in it but what loaders ask for."""
-    return write_files(place, {".clawhpc/env": env, ".clawhpc/python": f"{python}\n", ".clawhpc/home": home})
+    write_files(place, {".clawhpc/env": env, ".clawhpc/python": f"{python}\n", ".clawhpc/home": home})
+    place.with_name(f"{place.name}.whole").write_text(fingerprint(place))
+    return place

@@ -10,7 +10,11 @@ LAB = McpServer(name="lab", argv=("python3", "/mcp/server.py"), env={"ROUNDS": "
 
 
 def launch_request(
-    instruction: str = "Do it.", url: str = URL, servers: tuple[McpServer, ...] = (), context_window: int = 2048
+    instruction: str = "Do it.",
+    url: str = URL,
+    servers: tuple[McpServer, ...] = (),
+    context_window: int = 2048,
+    python: str = "/usr/bin/python3",
 ) -> LaunchRequest:
     return LaunchRequest(
         instruction=instruction,
@@ -19,6 +23,7 @@ def launch_request(
         model="policy",
         context_window=context_window,
         max_output_tokens=256,
+        python=python,
         mcp_servers=servers,
     )
 

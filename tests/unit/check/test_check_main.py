@@ -7,9 +7,11 @@ from clawhpc.config import RunConfig
 from clawhpc.errors import HostError, UserError
 from clawhpc.sandbox.settings import SandboxSettings
 from clawhpc.tasks.faults import LoadedTasks
+from clawhpc.tasks.load import read_tasks
 from clawhpc.tasks.sets import TaskSettings
+from tests.fakes.built_image import lay_image
 from tests.fakes.records import make_task
-from tests.fakes.task_sets import lay_harbor, lay_jobbench, lay_pinchbench
+from tests.fakes.task_sets import lay_harbor, lay_jobbench, lay_pinchbench, write_files
 
 
 def test_our_keys_are_taken_and_the_rest_is_hydra_s() -> None:
@@ -54,6 +56,22 @@ def test_sets_are_looked_at_without_a_sandbox_where_nothing_is_to_be_scored(tmp_
     assert [(one.format, one.num_tasks) for one in found.sets] == [("Harbor", 1), ("PinchBench", 1)]
     assert found.problems == (f"{tmp_path}/h/bad/instruction.md: the instruction is empty",)
     assert (found.untouched, found.rubrics_not_asked) == ((), 0)
+
+
+def test_an_image_that_is_not_as_it_was_built_is_as_good_as_not_built(tmp_path: Path) -> None:
+    settings = TaskSettings(folder=str(tmp_path / "h"), images=str(tmp_path / "images"))
+    for name in ("a", "b"):
+        lay_harbor(tmp_path / "h", name, dockerfile="FROM x\nWORKDIR /app\nRUN make\n")
+    options = settings.load_options(tmp_path)
+    read_tasks(tmp_path / "h", options)
+    assert options.images is not None
+    (digest,) = options.images.wanted
+    image = lay_image(tmp_path / "images" / digest)
+    config = RunConfig(cache_dir=str(tmp_path), tasks=settings)
+    assert examine(config, Asked(most_untouched=0)).sets[0].num_images == 1
+    write_files(image, {"more": ""})
+    (found,) = examine(config, Asked(most_untouched=0)).sets
+    assert [len(found.faults), found.num_images] == [2, 0]
 
 
 def test_where_no_sandbox_works_it_is_said_how_to_do_without(

@@ -5,8 +5,9 @@ import anyio
 import pytest
 
 from clawhpc.check.untouched import Bench, lacking, score_untouched
-from clawhpc.records import ExecResult, TaskSpec
-from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.errors import SandboxError
+from clawhpc.records import ExecResult, TaskImage, TaskSpec
+from clawhpc.sandbox.base import Sandbox, SandboxCommand
 from clawhpc.sandbox.by_image import Sandboxes
 from clawhpc.verify.judge import open_judge
 from clawhpc.verify.settings import JudgeModel, JudgeSettings
@@ -57,6 +58,18 @@ async def test_each_task_has_its_own_workspace_and_its_own_failure(tmp_path: Pat
     assert (broken.task_id, broken.reward) == ("broken", None)
     assert "ended with exit code 3" in broken.failure
     assert seen == [1, 2, 3]
+    assert list(made.scratch.iterdir()) == []
+
+
+async def test_an_image_that_does_not_open_is_the_failure_of_its_task_alone(tmp_path: Path) -> None:
+    def open_image(image: TaskImage) -> Sandbox:
+        raise SandboxError(f"{image.folder} is gone")
+
+    own = lay_task(tmp_path, "own", "echo 0")
+    gone = replace(own, task_id="gone", image=TaskImage(folder="/images/a", python="/p"))
+    made = bench(tmp_path, sandboxes=Sandboxes(HostSandbox(tmp_path), open_image))
+    scored = await score_untouched([gone, own], made, lambda count: None)
+    assert [(one.reward, one.failure) for one in scored] == [(None, "/images/a is gone"), (0.0, "")]
     assert list(made.scratch.iterdir()) == []
 
 

@@ -35,8 +35,15 @@ def test_the_program_starts_from_the_read_only_install_and_gets_the_instruction_
     (host, inside), *others = plan.read_only.items()
     assert not others
     assert host == str(harness(name).install_dir)
-    assert plan.argv[0].startswith(f"{inside}/")
+    program = plan.argv[2] if plan.argv[1] == "-IS" else plan.argv[0]
+    assert program.startswith(f"{inside}/")
     assert " ".join(plan.argv).endswith(" Do it.")
+
+
+@pytest.mark.parametrize("name", ["whitebox", "hermes", "nanobot", "mini_swe_agent"])
+def test_a_harness_in_python_starts_in_the_one_that_its_image_has(name: str) -> None:
+    plan = harness(name).launch_plan(launch_request(python="/usr/local/bin/python3"))
+    assert plan.argv[:2] == ("/usr/local/bin/python3", "-IS")
 
 
 @EVERY

@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,8 +30,8 @@ Body = dict[str, Any]
 
 
 def test_whitebox_is_told_all_in_one_line_of_json_and_the_instruction_after_it() -> None:
-    program, settings, instruction = WHITEBOX.launch_plan(launch_request("-x")).argv
-    assert (program, instruction) == ("/harness/whitebox.py", "-x")
+    *program, settings, instruction = WHITEBOX.launch_plan(launch_request("-x")).argv
+    assert (program, instruction) == (["/usr/bin/python3", "-IS", "/harness/whitebox.py"], "-x")
     assert json.loads(settings) == {
         "base_url": f"{URL}/v1",
         "model": "policy",
@@ -163,8 +164,10 @@ def model(*answers: Body | int) -> Iterator[tuple[str, list[Body]]]:
 
 
 def work(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    argv = WHITEBOX.launch_plan(launch_request("Count.", url=url)).argv
-    return subprocess.run([PROGRAM, *argv[1:]], cwd=folder, env={}, capture_output=True, text=True, timeout=20)
+    argv = WHITEBOX.launch_plan(launch_request("Count.", url=url, python=sys.executable)).argv
+    return subprocess.run(
+        [*argv[:2], PROGRAM, *argv[3:]], cwd=folder, env={}, capture_output=True, text=True, timeout=20
+    )
 
 
 def says(text: str | None, *commands: str) -> Body:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clawhpc import images
+from clawhpc.lock import alone
 from tests.fakes.task_sets import lay_harbor
 
 FAKE = """\
@@ -89,6 +90,33 @@ def test_one_that_cannot_be_built_is_told_with_its_line_and_its_log_and_the_othe
     lay_harbor(tmp_path / "set", "a", dockerfile=DOCKERFILE.format("better"))
     assert build() == 1, "that of c is still missing"
     assert calls(tmp_path).count("once") == 4
+
+
+def test_one_that_another_process_builds_is_told_by_that_and_not_by_an_older_log(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lay_harbor(tmp_path / "set", dockerfile=DOCKERFILE.format("fail"))
+    assert build() == 1
+    assert "    cannot be built\n" in capfd.readouterr().out
+    (log,) = (tmp_path / "images").glob("*.log")
+    monkeypatch.setattr("clawhpc.sandbox.image.BUILD_S", 0.2)
+    with alone(log.with_suffix(".lock"), "the image"):
+        assert build() == 1
+    said, _ = capfd.readouterr()
+    assert f"/environment/Dockerfile: {log.with_suffix('')} is in use by process " in said
+    assert "RUN make fail" not in said
+    assert "broken" not in said
+
+
+def test_one_that_takes_too_long_is_told_with_the_line_that_it_came_to(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lay_harbor(tmp_path / "set", dockerfile=DOCKERFILE.format("all"))
+    program = tmp_path / "bin/apptainer"
+    program.write_text("#!/bin/sh\necho 'clawhpc: line 3: RUN make all'\nexec sleep 20\n")
+    monkeypatch.setattr("clawhpc.sandbox.image.BUILD_S", 1.0)
+    assert build() == 1
+    assert "/Dockerfile:3: RUN make all\n    has been building for 1 s" in capfd.readouterr().out
 
 
 def test_an_image_in_which_files_are_missing_is_built_again(build: Build, tmp_path: Path) -> None:

@@ -133,13 +133,13 @@ async def test_a_scratch_folder_that_cannot_be_written_is_an_outcome(tmp_path: P
 # ---- what a workspace begins with -----------------------------------------------------------------------------------
 
 
-async def laid_out(tmp_path: Path, inputs: dict[str, str]) -> Path:
-    """The workspace of a task with `inputs`, on the image in tmp_path/image, whose workspace is /app."""
+async def laid_out(tmp_path: Path, inputs: dict[str, str], mount: str = "/app") -> Path:
+    """The workspace of a task with `inputs`, on the image in tmp_path/image, which stands at `mount`."""
     task = replace(
         make_task(),
         image=TaskImage(folder=str(tmp_path / "image"), python="/usr/bin/python3"),
         input_dir=str(write_files(tmp_path / "inputs", inputs)),
-        workspace_mount="/app",
+        workspace_mount=mount,
     )
     (tmp_path / "rollout").mkdir()
     await to_thread.run_sync(lay_out, task, tmp_path / "rollout")
@@ -169,3 +169,19 @@ async def test_a_link_in_an_image_leads_no_file_of_a_task_out_of_the_workspace(t
     with pytest.raises(SandboxError, match=r"^data of the workspace is a link in the task's image"):
         await laid_out(tmp_path, {"data/a": ""})
     assert list((tmp_path / "host").iterdir()) == []
+
+
+@pytest.mark.parametrize("link", ["app", "opt"])
+async def test_a_workspace_that_is_a_link_in_the_image_shows_no_file_of_the_host(tmp_path: Path, link: str) -> None:
+    write_files(tmp_path / "host", {"secret": "", "app/secret": ""})
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / link).symlink_to(tmp_path / "host")
+    with pytest.raises(SandboxError, match="a link leads there in the task's image"):
+        await laid_out(tmp_path, {"b": ""}, mount={"app": "/app", "opt": "/opt/app"}[link])
+    assert list((tmp_path / "rollout/workspace").iterdir()) == []
+
+
+async def test_the_folder_of_images_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    write_files(tmp_path / "real/app", {"a": ""})
+    (tmp_path / "image").symlink_to("real")
+    assert (await laid_out(tmp_path, {"b": ""}) / "a").exists()

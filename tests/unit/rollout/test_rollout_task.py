@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from clawhpc.errors import UserError
-from clawhpc.records import ExecResult
+from clawhpc.records import ExecResult, LaunchPlan, LaunchRequest
 from clawhpc.rollout.run import run_rollout
 from clawhpc.sandbox.base import SandboxCommand
 from clawhpc.tasks.harbor import load_tasks
 from clawhpc.tasks.layout import Layout
 from clawhpc.verify.script import GUARD_FOLDER
 from tests.fakes.records import make_task
-from tests.fakes.rollout import LIMITS, OK, FakeSandbox, one_call, parts_of, plan_of
+from tests.fakes.rollout import LIMITS, OK, FakeHarness, FakeSandbox, one_call, parts_of, plan_of
 from tests.fakes.task_sets import lay_harbor
 
 pytestmark = pytest.mark.anyio
@@ -85,3 +85,16 @@ async def test_the_harness_sees_of_a_harbor_task_its_workspace_and_no_other_of_i
     assert {"/tests", "/logs/verifier"}.isdisjoint(mount.target for mount in harness.mounts)
     targets = {mount.target for mount in script.mounts}
     assert {"/app", "/tests", "/logs/verifier"} == {one for one in targets if not one.startswith(GUARD_FOLDER)}
+
+
+class Asking(FakeHarness):
+    """Is told of its sandbox what it starts with."""
+
+    def launch_plan(self, request: LaunchRequest) -> LaunchPlan:
+        return replace(super().launch_plan(request), argv=(request.python,))
+
+
+async def test_a_harness_is_told_which_python_its_sandbox_has(tmp_path: Path) -> None:
+    sandbox = FakeSandbox(one_call, python="/usr/local/bin/python3")
+    await run_rollout(plan_of(), replace(parts_of(tmp_path, sandbox), harness=Asking()))
+    assert sandbox.commands[0].argv == ("/usr/local/bin/python3",)

@@ -72,11 +72,23 @@ async def test_an_image_is_used_where_it_lies_unless_it_is_to_be_copied(
 
 
 @pytest.mark.sandbox
+@pytest.mark.parametrize("stage", [None, True])
 async def test_an_image_from_which_nothing_starts_is_named_by_whoever_runs_something_there(
-    ledger: Ledger, tmp_path: Path
+    stage: bool | None, ledger: Ledger, tmp_path: Path
 ) -> None:
-    settings = SandboxSettings(kind="bubblewrap")
+    settings = SandboxSettings(kind="bubblewrap", stage=stage)
     sandboxes = open_images(await working_sandbox(settings, ledger, tmp_path), settings, ledger)
     gone = await sandboxes.of(TaskImage(folder=str(tmp_path / "gone"), python="/usr/bin/python3"))
     with pytest.raises(SandboxError, match=f"{tmp_path}/gone"):
         await run(gone, shell("true"))
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("stage", [None, True])
+async def test_a_host_that_does_not_see_where_images_lie_takes_none(
+    stage: bool | None, ledger: Ledger, tmp_path: Path
+) -> None:
+    settings = SandboxSettings(kind="bubblewrap", stage=stage)
+    sandboxes = open_images(await working_sandbox(settings, ledger, tmp_path), settings, ledger)
+    with pytest.raises(HostError, match=rf"^{tmp_path}/images: no such folder here"):
+        await sandboxes.of(TaskImage(folder=f"{tmp_path}/images/a", python="/usr/bin/python3"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from clawhpc.tasks.faults import LoadedTasks
 from clawhpc.tasks.images import TaskImages
 from clawhpc.tasks.layout import Layout
 from tests.fakes.built_image import lay_image
-from tests.fakes.task_sets import TASK_TOML, lay_harbor
+from tests.fakes.task_sets import TASK_TOML, lay_harbor, write_files
 
 DOCKERFILE = "FROM python:3.12\nWORKDIR /app\nRUN make\nCOPY numbers.txt .\n"
 PREBUILT = TASK_TOML + 'docker_image = "ours/sum:1"\nworkdir = "/app"\n'
@@ -64,6 +66,14 @@ def test_a_task_begins_with_its_image_and_the_files_that_are_not_in_it(shelf: Sh
     notes = shelf.load().notes
     assert notes[harbor.OWN_IMAGE] == 1
     assert harbor.OUR_IMAGE not in notes
+
+
+def test_an_image_whose_build_did_not_come_to_its_end_is_not_built(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    image = shelf.build()
+    image.with_name(f"{image.name}.whole").unlink()
+    (fault,) = shelf.load().faults
+    assert harbor.NOT_BUILT in fault
 
 
 def test_tasks_that_agree_share_an_image_and_have_files_of_their_own(shelf: Shelf) -> None:
@@ -161,3 +171,42 @@ def test_what_an_image_has_in_the_home_that_no_sandbox_shows_is_noted(shelf: She
     lay_harbor(shelf.set, dockerfile=DOCKERFILE)
     shelf.build(home=home)
     assert shelf.load().notes.get(harbor.NO_HOME, 0) == times
+
+
+def home_of(folder: Path, root: dict[str, str], originals: dict[str, str]) -> list[str]:
+    """What finish.sh says of a /root, in an image whose distribution has these `originals`."""
+    text = resources.files("clawhpc.tasks").joinpath("finish.sh").read_text().partition("\n\n")[0]
+    for place in ("/.clawhpc", "/root", "/usr", "/etc"):
+        text = text.replace(place, f"{folder}{place}")
+    write_files(folder, {f"root/{name}": content for name, content in root.items()} | originals)
+    subprocess.run(["sh", "-e", "-c", text], check=True, timeout=20)
+    return sorted((folder / ".clawhpc/home").read_text().splitlines())
+
+
+ORIGINALS = {"usr/share/base-files/dot.bashrc": "# a\n", "etc/skel/.bashrc": "# b\n", "etc/skel/.profile": "# c\n"}
+
+
+@pytest.mark.parametrize(
+    ("bashrc", "profile", "changed"),
+    [
+        ("# a\n", "# c\n", []),
+        ("# b\n", "# c\n", []),
+        ("# a\nconda activate x\n", "# c\n", [".bashrc changed"]),
+        ("# a\n", ". ~/.cargo/env\n", [".profile changed"]),
+    ],
+)
+def test_of_settings_of_shells_in_the_home_those_count_that_are_not_a_distributions_own(
+    tmp_path: Path, bashrc: str, profile: str, changed: list[str]
+) -> None:
+    found = home_of(tmp_path, {".bashrc": bashrc, ".profile": profile}, ORIGINALS)
+    assert found == sorted([".bashrc", ".profile", *changed])
+
+
+def test_a_home_without_settings_of_shells_has_none_that_are_changed(tmp_path: Path) -> None:
+    assert home_of(tmp_path, {".cache/x": ""}, {}) == [".cache"]
+
+
+def test_changed_settings_of_shells_are_noted(shelf: Shelf) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    shelf.build(home=".bashrc\n.profile\n.bashrc changed\n")
+    assert shelf.load().notes[harbor.NO_HOME] == 1

@@ -182,3 +182,52 @@ def test_what_keeps_a_reader_waiting_for_ever_is_gone(tmp_path: Path) -> None:
         file.truncate(MOST_HOLES_BYTES + 1)
     make_safe(workspace, WORKSPACE_MOUNT, REWARD)
     assert sorted(path.name for path in workspace.rglob("*")) == ["reward", "sub"]
+
+
+OF_IMAGE = {
+    "models": "/data/models",
+    "deep/models": "../../data/models",
+    "home": "/home/author",
+    "out": "/opt/out",
+}
+"""Links of a task's image that stay where they are."""
+NOT_OF_IMAGE = {
+    "top": "/",
+    "var": "/var",
+    "tests": "/tests/expected",
+    "logs": "../logs/verifier/reward.txt",
+    "tmp": "/tmp/x",
+    "proc": "/proc/self/cwd",
+    "up": "deep/../../tests",
+}
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "image/app/deep").mkdir(parents=True)
+    for name, target in (OF_IMAGE | NOT_OF_IMAGE).items():
+        (tmp_path / "image/app" / name).symlink_to(target)
+    return tmp_path / "image"
+
+
+def links_in(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): os.readlink(path) for path in folder.rglob("*") if path.is_symlink()}
+
+
+def test_a_link_of_the_image_to_what_is_in_the_image_stays(image: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    shutil.copytree(image / "app", workspace, symlinks=True)
+    make_safe(workspace, "/app", "/tests", image)
+    assert links_in(workspace) == OF_IMAGE
+
+
+def test_a_link_that_the_image_has_not_there_or_not_so_goes(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host/in").symlink_to("/data/models")
+    (image / "app/linked").symlink_to(tmp_path / "host")
+    workspace = tmp_path / "workspace"
+    (workspace / "linked").mkdir(parents=True)
+    for name, target in {"models": "/data/other", "copy": "/data/models", "linked/in": "/data/models"}.items():
+        (workspace / name).symlink_to(target)
+    make_safe(workspace, "/app", "/tests", image)
+    assert links_in(workspace) == {}

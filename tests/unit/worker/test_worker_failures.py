@@ -134,6 +134,17 @@ async def test_a_worker_whose_host_starts_no_sandbox_any_more_records_nothing_an
     assert f"worker w0 on {os.uname().nodename} gives 2 groups back" in caplog.text
 
 
+async def test_a_worker_whose_host_sees_the_images_of_tasks_no_more_records_nothing(tmp_path: Path) -> None:
+    paths, image = RunPaths(tmp_path / "run"), TaskImage(folder=f"{tmp_path}/images/a", python="/p")
+    group = make_group("a", num_samples=1, task=replace(make_task(), image=image))
+    publish_plan(paths, replace(plan_of(), groups=(group,)))
+    sandboxes = Sandboxes(FakeSandbox(one_call), lambda image: FakeSandbox(one_call))
+    with pytest.raises(HostError, match="images: no such folder here"), ungrouped(), anyio.fail_after(60):
+        await worker_of(tmp_path, FakeDesk(), sandboxes, max_attempts=2).work()
+    assert list(read_rollouts(paths)) == []
+    assert claim_owner(paths, group.key) is None
+
+
 async def test_a_worker_whose_host_starts_no_engine_keeps_what_is_done_and_gives_the_rest_back(tmp_path: Path) -> None:
     paths, desk = RunPaths(tmp_path / "run"), FakeDesk(max_starts=5, end=HostError("three times"))
     plan = publish_plan(paths, plan_of("a", "b"))
