@@ -119,9 +119,7 @@ def mounters(ledger: Ledger) -> list[int]:
 
 
 @pytest.mark.apptainer
-async def test_no_fuse_process_outlives_a_container(
-    file_image_sandbox: Container, ledger: Ledger, needle: str
-) -> None:
+async def test_no_fuse_process_outlives_a_container(file_image_sandbox: Container, ledger: Ledger, needle: str) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(run, file_image_sandbox, shell(f"setsid sleep {needle} & sleep {needle}"))
         with anyio.fail_after(10):
