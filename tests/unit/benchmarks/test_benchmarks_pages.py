@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import transfer, transfer_runs
+from benchmarks import ppo_grpo, ppo_grpo_runs, transfer, transfer_runs
 
 RESULTS = Path(__file__).parents[3] / "docs/results"
 WRITERS: dict[str, Callable[[Path], None]] = {
+    "ppo_grpo": lambda page: ppo_grpo.write_page(ppo_grpo_runs.Study(page=page)),
     "transfer": lambda page: transfer.write_page(transfer_runs.Study(page=page)),
 }
 
