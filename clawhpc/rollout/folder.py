@@ -59,10 +59,19 @@ def in_image(image: Path, mount: str) -> Path:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """All that is in `source`, into a folder that is there."""
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=copy_file)
+    """All files, folders and links in `source`, into a folder that is there. Services leave pipes and sockets."""
+    shutil.copytree(
+        source, target, symlinks=True, dirs_exist_ok=True, ignore=special_files, copy_function=copy_file
+    )
     for copied, _, _ in os.walk(target):
         allow(copied, OPEN_FOLDER)
+
+
+def special_files(folder: str, names: list[str]) -> list[str]:
+    """Those of a folder with these `names` that have no content to copy."""
+    copied = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    return [name for name, mode in modes.items() if not any(is_it(mode) for is_it in copied)]
 
 
 def make_way(source: Path, target: Path) -> None:

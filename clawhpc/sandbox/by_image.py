@@ -50,8 +50,9 @@ class Sandboxes:
 def check_seen(image: TaskImage) -> None:
     """HostError where this host does not see the folder that tasks' images lie in: all of them would fail here."""
     folder = Path(image.folder).parent
-    if not folder.is_dir():
-        raise HostError(f"{folder}: no such folder here; all hosts must see that of tasks.images")
+    with boundary(HostError, str(folder)):
+        if not folder.is_dir():
+            raise HostError(f"{folder}: no such folder here; all hosts must see that of tasks.images")
 
 
 def open_images(own: Sandbox, settings: SandboxSettings, ledger: Ledger) -> Sandboxes:

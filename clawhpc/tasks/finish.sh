@@ -21,11 +21,13 @@ fi
 usable() {
   # A sandbox has a HOME, a /tmp and a workspace of its own, so that no interpreter can be in these.
   case "$(readlink -f "$1")" in ''|/root/*|/tmp/*|/home/*|"$workdir"/*) return 1 ;; esac
-  "$1" -I -S -c 'import ctypes, json, resource, socket, sys, threading; sys.exit(sys.version_info < (3, 9))' 2> /dev/null
+  "$1" -I -S -c "import ctypes, json, resource, socket, sys, threading; sys.exit(not $2)" 2> /dev/null
 }
-find_python() {
-  for path in /usr/bin/python3 /usr/local/bin/python3 /opt/*/bin/python3 /usr/bin/python3.*; do
-    if [ -x "$path" ] && usable "$path"; then echo "$path" > /.clawhpc/python; return 0; fi
+find_python() { # 3.11 first, which harnesses from PyPI are installed for
+  for fits in 'sys.version_info[:2] == (3, 11)' 'sys.version_info >= (3, 9)'; do
+    for path in /usr/bin/python3 /usr/local/bin/python3 /opt/*/bin/python3 /usr/bin/python3.*; do
+      if [ -x "$path" ] && usable "$path" "$fits"; then echo "$path" > /.clawhpc/python; return 0; fi
+    done
   done
   return 1
 }

@@ -59,12 +59,13 @@ def instructions(text: str, path: Path) -> Iterator[Instruction]:
 
 
 def _check_escape(text: str, path: Path) -> None:
-    """A fault where the first lines say that something else than a backslash continues a line."""
+    """A fault where the first lines say that something else than a backslash continues a line, and it matters."""
     for number, line in enumerate(text.splitlines(), start=1):
         directive = DIRECTIVE.fullmatch(line)
         if directive is None:
             return
-        if directive[1].lower() == "escape" and directive[2] != "\\":
+        is_other = directive[1].lower() == "escape" and directive[2] != "\\"
+        if is_other and ("\\" in text or text.count(directive[2]) > 1):
             raise Fault(f"{path}:{number}: {line.strip()}: only a backslash continues a line here")
 
 

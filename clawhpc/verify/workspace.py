@@ -97,9 +97,12 @@ def is_of(image: Path | None, link: PurePosixPath, target: str) -> bool:
 
 def leads_into_image(link: PurePosixPath, target: str, workspace: PurePosixPath, hidden: PurePosixPath | None) -> bool:
     """Whether `link` leads to a place that comes from the image, so that nobody inside has written there, and not to
-    one that holds or is `hidden`, or one that is not the image's. Judged by its text, as `is_harmless` does.
+    one that holds or is `hidden`, or one that is not the image's; or to the workspace itself, where `hidden` is not in
+    it. Judged by its text, as `is_harmless` does.
     """
     place = _place_of(link, target)
+    if place == workspace:
+        return hidden is None or not hidden.is_relative_to(workspace)
     others = [*LAID_OVER, *([] if hidden is None else [hidden]), workspace]
     return place is not None and not any(place.is_relative_to(one) or one.is_relative_to(place) for one in others)
 

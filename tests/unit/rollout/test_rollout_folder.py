@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,15 @@ async def test_a_workspace_begins_with_what_the_image_has_there_and_the_tasks_fi
     assert os.readlink(workspace / "link") == "/nowhere"
     assert (workspace / "bin/run").stat().st_mode & 0o777 == 0o755
     assert (image / "a").read_text() == "old"
+
+
+async def test_pipes_and_sockets_that_a_build_left_in_the_workspace_are_not_copied(tmp_path: Path) -> None:
+    image = write_files(tmp_path / "image/app", {"run/state": ""})
+    os.mkfifo(image / "run/pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(image / "run/agent"))
+    workspace = await laid_out(tmp_path, {"a": ""})
+    assert {path.name for path in workspace.rglob("*")} == {"a", "run", "state"}
 
 
 async def test_a_link_in_an_image_leads_no_file_of_a_task_out_of_the_workspace(tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ def test_comments_continued_lines_and_heredocs_are_read_as_docker_reads_them() -
 
 def test_another_sign_that_continues_lines_is_a_fault() -> None:
     assert len(list(instructions("# syntax=a\n# escape=\\\nFROM a\n# escape=`\n", Path("Dockerfile")))) == 1
-    with pytest.raises(Fault, match="Dockerfile:2: # Escape = `: only a backslash continues a line"):
-        list(instructions("#syntax=a\n# Escape = `\nFROM a\n", Path("Dockerfile")))
+    assert len(list(instructions("# escape=`\nFROM a\n", Path("Dockerfile")))) == 1, "it makes no difference"
+    for line in ("RUN a `\n b", "ENV A=C:\\a"):
+        with pytest.raises(Fault, match="Dockerfile:2: # Escape = `: only a backslash continues a line"):
+            list(instructions(f"#syntax=a\n# Escape = `\nFROM a\n{line}\n", Path("Dockerfile")))
 
 
 def test_a_line_that_is_continued_and_has_nothing_is_none() -> None:

@@ -221,6 +221,20 @@ def test_a_link_of_the_image_to_what_is_in_the_image_stays(image: Path, tmp_path
     assert links_in(workspace) == OF_IMAGE
 
 
+@pytest.mark.parametrize(("hidden", "stays"), [("/tests", True), ("/app/tests", False)])
+def test_a_link_of_the_image_to_the_workspace_itself_stays_where_nothing_in_it_is_hidden(
+    hidden: str, stays: bool, tmp_path: Path
+) -> None:
+    workspace, links = tmp_path / "workspace", {"pkg/self": "..", "me": ".", "whole": "/app"}
+    for folder in (tmp_path / "image/app", workspace):
+        (folder / "pkg").mkdir(parents=True)
+        for name, target in links.items():
+            (folder / name).symlink_to(target)
+    (workspace / "planted").symlink_to(".")
+    make_safe(workspace, "/app", hidden, tmp_path / "image")
+    assert links_in(workspace) == (links if stays else {})
+
+
 def test_a_link_that_the_image_has_not_there_or_not_so_goes(image: Path, tmp_path: Path) -> None:
     (tmp_path / "host").mkdir()
     (tmp_path / "host/in").symlink_to("/data/models")
