@@ -60,9 +60,7 @@ def in_image(image: Path, mount: str) -> Path:
 
 def copy_tree(source: Path, target: Path) -> None:
     """All files, folders and links in `source`, into a folder that is there. Services leave pipes and sockets."""
-    shutil.copytree(
-        source, target, symlinks=True, dirs_exist_ok=True, ignore=special_files, copy_function=copy_file
-    )
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=special_files, copy_function=copy_file)
     for copied, _, _ in os.walk(target):
         allow(copied, OPEN_FOLDER)
 

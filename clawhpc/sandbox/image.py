@@ -16,8 +16,8 @@ from clawhpc.ledger import Ledger, remove_tree
 from clawhpc.lock import alone
 from clawhpc.sandbox.staging import fingerprint
 
-BUILD_S = 1800.0
-"""For one build, downloads included."""
+BUILD_S = 3 * 3600.0
+"""For one build, downloads included: tasks' own may compile for long."""
 LOG_CHARS = 800
 OWN_NAMESPACE = ("unshare", "--user", "--map-root-user")
 """A root without some capability (in a container, say) cannot build; inside a user namespace of its own it has all."""

@@ -11,7 +11,7 @@ import platform
 import re
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -125,7 +125,8 @@ def read_workdir(path: Path) -> PurePosixPath | None:
     reader = _Reader(path.parent, builds=True)
     for one in instructions(read_text(path), path):
         if one.name in OF_WORKDIR:
-            reader.read(one, f"{path}:{one.line}: {one.name}")
+            with nullcontext() if one.name == "WORKDIR" else suppress(Fault):  # it may not need that variable
+                reader.read(one, f"{path}:{one.line}: {one.name}")
     return reader.made.workdir
 
 
@@ -201,7 +202,7 @@ class _Reader:
                 if value is None:
                     if not NAME.fullmatch(name):
                         raise Fault(f"{where} {one.value}: variables are not put in")
-                    self._step(one, script=f"{name}={in_shell(given)}")
+                    self._step(one, script=self._assignment(name, given))
             else:
                 name, known = _text(word, where, one.value), self._args | self._global_args
                 has_value, value = name in known, known.get(name, "")
@@ -209,6 +210,13 @@ class _Reader:
                 self._args[name] = value
             if name not in self.made.env.keys() | self.made.unread:
                 self._variables[name] = value
+
+    def _assignment(self, name: str, given: Word) -> str:
+        """Of a variable of the build, which no variable of the image gives way to."""
+        if name in self.made.env.keys() | self.made.unread:
+            return ""
+        is_ours = name in self._args
+        return f"{name}={in_shell(given)}" if is_ours else f'[ -n "${{{name}+x}}" ] || {name}={in_shell(given)}'
 
     def _workdir(self, one: Instruction, where: str) -> None:
         self.made.workdir = self._place(self._literal(one.value, where), where)
@@ -341,7 +349,7 @@ def _text(word: Word, where: str, line: str) -> str:
 def _pair(word: Word, where: str, line: str) -> tuple[str, Word]:
     first = word[0] if word else ""
     name, equals, value = first.partition("=") if isinstance(first, str) else ("", "", "")
-    if not equals or not re.fullmatch(r"\S+", name):
+    if not equals or not re.fullmatch(r"(?!-)\S+", name):
         raise Fault(f"{where} {line}: not of the form NAME=VALUE")
     return name, (*((value,) if value else ()), *word[1:])
 

@@ -332,6 +332,9 @@ def _built(
             f"{origin}: {NOT_BUILT}: `python -m clawhpc.images tasks.folder={root.parent} "
             f"tasks.images={images.folder}`, with the same tasks.bases, builds what is missing"
         )
+    for parent in {parent for path in files for parent in path.parents if workdir in parent.parents}:
+        if Path(built.image.folder, str(parent).lstrip("/")).is_symlink():
+            raise Fault(f"{origin}: COPY to {parent}: is a link in the image; COPY before the last RUN follows it")
     return built, files
 
 
@@ -340,6 +343,10 @@ def _workdir(root: Path, config: _Config, made: Environment) -> PurePosixPath:
     asked, key = config.environment.workdir, f"{root}/{CONFIG}: environment.workdir"
     workdir = PurePosixPath(asked) if asked is not None else made.workdir
     key = key if asked is not None else f"{root}/{DOCKERFILE}: WORKDIR"
+    if workdir is None and config.environment.docker_image is not None:
+        raise Fault(
+            f"{root}/{CONFIG}: environment.workdir is missing: where docker_image begins to work is not known here"
+        )
     if workdir is None:
         raise Fault(f"{key} is missing: the workspace needs a place")
     place = str(workdir)

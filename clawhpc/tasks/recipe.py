@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from clawhpc.errors import UserError
 from clawhpc.tasks.dockerfile import Copy, Environment, Step
 from clawhpc.tasks.faults import Fault
+from clawhpc.tasks.layout import files_below
 
 FORMAT = 1
 """Raised when the same Dockerfile gives another image."""
@@ -47,6 +48,8 @@ MARK = "clawhpc: line "
 """Printed before each step, with the line of the Dockerfile."""
 LOCAL = "localimage"
 BOOTSTRAPS = ("docker", "oras", "library", "oci", "oci-archive", "docker-archive")
+AT_ONCE = 100
+"""Names in one line of build.sh."""
 ANY = "any"
 """Key of `tasks.bases` for what has none of its own; a `*` in its value stands for what FROM names."""
 
@@ -135,32 +138,34 @@ From: {self.base.place}
         head = [
             "set -e",
             f"umask {UMASK:03o}",
-            'for file in /.singularity.d/env/10-docker*.sh; do if [ -f "$file" ]; then . "$file"; fi; done',
+            "for _of_base in /.singularity.d/env/10-docker*.sh /.singularity.d/env/90-environment.sh; do",
+            '  if [ -f "$_of_base" ]; then . "$_of_base"; fi',
+            "done",
             "cd /",
         ]
         staged = iter(range(len(self._copies)))
         body = [line for step in self.steps for line in _lines(step, staged)]
         place = shlex.quote(str(self.workdir))
         said = (f"workdir={place}", f"passed='{' '.join(PASSED)}'")
-        tail = [f"echo {shlex.quote(f'{MARK}end')}", f"mkdir -p {place}", *said, _own(FINISH)]
+        tail = [_marked("end"), f"mkdir -p {place}", *said, _own(FINISH)]
         return "\n".join((*head, *body, *tail))
 
 
 def make_recipe(
     origin: str, made: Environment, workdir: PurePosixPath, bases: Mapping[str, str]
 ) -> tuple[Recipe, dict[PurePosixPath, Path]]:
-    """How the image of `made` is built, and the files that need not be in it: those that the last steps copy into the
-    workspace, whose own they are. One whose target may be a folder by then is left to the image, which knows.
+    """How the image of `made` is built, and the files that need not be in it: those that the last steps copy to where
+    the workspace stands, whose own they are. Other targets may be a folder by then, or a link, and are left to the
+    image, which knows; and so are empty folders, for no file.
     """
     steps, rest = list(made.steps), dict[PurePosixPath, Path]()
     last_run = max((number for number, step in enumerate(steps) if step.runs), default=-1)
     for number, step in reversed(list(enumerate(steps))):
-        within = [path.is_relative_to(workdir) for path in (*step.targets, *step.files)]
-        laid = {path for earlier in steps[last_run + 1 : number] for path in earlier.files}
-        is_certain = all(copy.target.endswith("/") or PurePosixPath(copy.target) in laid for copy in step.copies)
-        if number <= last_run or (any(within) and not (all(within) and is_certain)):
+        is_near = any(path.is_relative_to(workdir) for path in (*step.targets, *step.files))
+        is_certain = all(PurePosixPath(copy.target) == workdir and not _has_empty(copy.source) for copy in step.copies)
+        if number <= last_run or (is_near and not is_certain):
             break  # what it copies over what earlier lines did, would else be under it
-        if any(within):
+        if is_near:
             rest = {**step.files, **rest}
             del steps[number]
     base = find_base(made.base, bases)
@@ -170,8 +175,19 @@ def make_recipe(
     return recipe, rest
 
 
+def _has_empty(source: Path) -> bool:
+    """A folder within `source`, or it, has nothing in it."""
+    return source.is_dir() and any(not folders and not names for _, folders, names in os.walk(source))
+
+
+def _marked(what: str) -> str:
+    """A line of its own, though what was printed before has not ended its last."""
+    return f"printf '\\n%s\\n' {shlex.quote(f'{MARK}{what}')}"
+
+
 def _lines(step: Step, staged: Iterator[int]) -> Iterator[str]:
-    yield f"printf '%s\\n' {shlex.quote(f'{MARK}{step.line}: {step.shown}')}"
+    """Files are removed before they are copied: what is there may have another mode, or other names, or be a link."""
+    yield _marked(f"{step.line}: {step.shown}")
     if step.script:
         yield step.script
     for copy in step.copies:
@@ -179,9 +195,16 @@ def _lines(step: Step, staged: Iterator[int]) -> Iterator[str]:
         parent = shlex.quote(copy.target if copy.target.endswith("/") else str(PurePosixPath(copy.target).parent))
         yield f"mkdir -p {parent}"
         if copy.source.is_dir():
+            names = [os.path.join(copy.target, name) for name, _ in files_below(copy.source)]
+            yield from (shlex.join(("rm", "-f", *names[at : at + AT_ONCE])) for at in range(0, len(names), AT_ONCE))
             yield f"cp -dR {source}/. {target}"
         else:
-            yield f"cp {source}/{shlex.quote(copy.source.name)} {target}"
+            name = shlex.quote(copy.source.name)
+            if copy.target.endswith("/"):
+                yield f"rm -f {target}{name}"
+            else:
+                yield f"if [ -d {target} ]; then rm -f {target}/{name}; else rm -f {target}; fi"
+            yield f"cp {source}/{name} {target}"
 
 
 def _stage(copy: Copy, folder: Path) -> None:

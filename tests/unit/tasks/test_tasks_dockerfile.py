@@ -247,7 +247,7 @@ def test_a_volume_is_a_folder_of_the_image(tmp_path: Path, line: str) -> None:
 def test_an_argument_that_the_base_has_a_part_in_is_known_when_the_image_is_built(tmp_path: Path) -> None:
     made = built(tmp_path, "ARG J=$JAVA_HOME/lib\nENV JAVA_HOME=/x K=$J\nRUN x")
     assert [step.script for step in made.steps] == [
-        'J="${JAVA_HOME-}"/lib',
+        '[ -n "${J+x}" ] || J="${JAVA_HOME-}"/lib',
         'export JAVA_HOME=/x K="${J-}"',
         'env J="${J-}" /bin/sh -c x',
     ]
@@ -305,6 +305,6 @@ def test_what_no_image_of_ours_has_is_a_fault_too(tmp_path: Path, line: str, fau
 
 
 def test_the_folder_of_a_prebuilt_image_is_read_whatever_else_its_dockerfile_asks_for(tmp_path: Path) -> None:
-    lines = "FROM a AS b\nRUN x\nFROM c\nENV D=/d\nWORKDIR $D\nCOPY --from=b y .\nENTRYPOINT z\n"
+    lines = "FROM a AS b\nRUN x\nFROM c\nENV D=/d\nENV Q=${V%.*}\nWORKDIR $D\nCOPY --from=b y .\nENTRYPOINT z\n"
     write_files(tmp_path, {"Dockerfile": lines})
     assert read_workdir(tmp_path / "Dockerfile") == PurePosixPath("/d")

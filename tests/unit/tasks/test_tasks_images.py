@@ -68,6 +68,23 @@ def test_a_task_begins_with_its_image_and_the_files_that_are_not_in_it(shelf: Sh
     assert harbor.OUR_IMAGE not in notes
 
 
+def test_a_link_in_the_image_where_a_task_has_a_folder_is_a_fault(shelf: Shelf) -> None:
+    root = lay_harbor(shelf.set, dockerfile="FROM x\nWORKDIR /app\nRUN make\nCOPY inputs .\n")
+    write_files(root / "environment/inputs", {"data/deep/a": "", "b": ""})
+    image = shelf.build()
+    (image / "app").mkdir()
+    (image / "app/data").symlink_to("/srv")
+    (fault,) = shelf.load().faults
+    assert fault.startswith(f"{root}/environment/Dockerfile: COPY to /app/data: is a link in the image")
+
+
+def test_where_work_begins_on_an_image_that_is_only_named_must_be_said(shelf: Shelf) -> None:
+    root = lay_harbor(shelf.set, toml=PREBUILT.replace('workdir = "/app"\n', ""))
+    (root / "environment/Dockerfile").unlink(missing_ok=True)
+    (fault,) = shelf.load().faults
+    assert fault.startswith(f"{root}/task.toml: environment.workdir is missing")
+
+
 def test_an_image_whose_build_did_not_come_to_its_end_is_not_built(shelf: Shelf) -> None:
     lay_harbor(shelf.set, dockerfile=DOCKERFILE)
     image = shelf.build()

@@ -12,11 +12,11 @@ import pytest
 
 from clawhpc.tasks.dockerfile import read_dockerfile
 from clawhpc.tasks.faults import Fault
-from clawhpc.tasks.recipe import INSIDE, Base, Recipe, check_bases, find_base, make_recipe
+from clawhpc.tasks.recipe import INSIDE, MARK, Base, Recipe, check_bases, find_base, make_recipe
 from tests.fakes.task_sets import write_files
 
 APP = PurePosixPath("/app")
-LINES = "FROM python:3.12\nWORKDIR /app\nCOPY req.txt /tmp/\nRUN pip install -r /tmp/req.txt\nCOPY src src\n"
+LINES = "FROM python:3.12\nWORKDIR /app\nCOPY req.txt /tmp/\nRUN pip install -r /tmp/req.txt\nCOPY src .\n"
 
 
 def made(
@@ -37,28 +37,30 @@ def test_what_the_last_lines_copy_into_the_workspace_is_no_part_of_the_image(tmp
         "COPY req.txt /tmp/",
         "RUN pip install -r /tmp/req.txt",
     ]
-    assert rest == {"/app/src/a.py": "src/a.py"}
+    assert rest == {"/app/a.py": "src/a.py"}
 
 
 def test_of_two_such_lines_the_last_counts_and_one_that_leads_elsewhere_is_a_part(tmp_path: Path) -> None:
-    recipe, rest = made(tmp_path, f"{LINES}COPY req.txt src/a.py\nCOPY req.txt /data/\n")
+    recipe, rest = made(tmp_path, f"{LINES}COPY other/a.py ./\nCOPY req.txt /data/\n", **{"other/a.py": "2"})
     assert [step.shown for step in recipe.steps][-1] == "COPY req.txt /data/"
-    assert rest == {"/app/src/a.py": "req.txt"}
+    assert rest == {"/app/a.py": "other/a.py"}
 
 
 @pytest.mark.parametrize(
     ("last", "kept", "rest"),
     [
-        ("COPY req.txt data", ["src", "data"], {}),
-        ("COPY req.txt data\nCOPY src .", ["src", "data"], {"/app/a.py": "src/a.py"}),
-        ("COPY req.txt data/", [], {"/app/src/a.py": "src/a.py", "/app/data/req.txt": "req.txt"}),
-        ("COPY req.txt src", [], {"/app/src/a.py": "src/a.py", "/app/src/req.txt": "req.txt"}),
-        ("COPY req.txt /app", [], {"/app/src/a.py": "src/a.py", "/app/req.txt": "req.txt"}),
-        ("COPY top /", ["src", "/"], {}),
-        ("RUN x\nCOPY src/a.py src/a.py", ["src", "RUN", "src/a.py"], {}),
+        ("COPY req.txt data", [".", "data"], {}),
+        ("COPY req.txt data\nCOPY src .", [".", "data"], {"/app/a.py": "src/a.py"}),
+        ("COPY req.txt data\nCOPY src/a.py data", [".", "data", "data"], {}),
+        ("COPY req.txt data/", [".", "data/"], {}),
+        ("COPY src src", [".", "src"], {}),
+        ("COPY req.txt /app", [], {"/app/a.py": "src/a.py", "/app/req.txt": "req.txt"}),
+        ("COPY src/a.py src/", [".", "src/"], {}),
+        ("COPY top /", [".", "/"], {}),
+        ("RUN x\nCOPY src/a.py a.py", [".", "RUN", "a.py"], {}),
     ],
 )
-def test_a_file_whose_target_may_be_a_folder_of_the_image_is_left_to_it(
+def test_what_is_not_copied_to_the_workspace_itself_is_left_to_the_image_which_may_have_a_folder_or_a_link_there(
     tmp_path: Path, last: str, kept: list[str], rest: dict[str, str]
 ) -> None:
     recipe, found = made(tmp_path, f"{LINES}{last}\n", top__app__x="")
@@ -123,21 +125,47 @@ def test_the_recipe_of_apptainer_and_what_it_copies_in(tmp_path: Path) -> None:
     script = files.pop("build.sh")
     assert files == {"0/req.txt": "numpy\n", "1/a.py": "1\n", "2/a.py": "1\n"}
     expected = """\
-printf '%s\\n' 'clawhpc: line 2: WORKDIR /app'
+printf '\\n%s\\n' 'clawhpc: line 2: WORKDIR /app'
 mkdir -p /app
 cd /app
-printf '%s\\n' 'clawhpc: line 3: COPY req.txt /tmp/'
+printf '\\n%s\\n' 'clawhpc: line 3: COPY req.txt /tmp/'
 mkdir -p /tmp/
+rm -f /tmp/req.txt
 cp /.clawhpc/0/req.txt /tmp/
-printf '%s\\n' 'clawhpc: line 4: RUN pip install -r /tmp/req.txt'
+printf '\\n%s\\n' 'clawhpc: line 4: RUN pip install -r /tmp/req.txt'
 env /bin/sh -c 'pip install -r /tmp/req.txt'
-printf '%s\\n' 'clawhpc: line 5: COPY src src'
-mkdir -p /app/src/
-cp -dR /.clawhpc/1/. /app/src/
+printf '\\n%s\\n' 'clawhpc: line 5: COPY src .'
+mkdir -p /app/
+rm -f /app/a.py
+cp -dR /.clawhpc/1/. /app/
 """
     assert expected in script
     assert "cp -dR /.clawhpc/2/. '/opt/my src/'\n" in script
     assert "workdir=/app\n" in script
+
+
+@pytest.mark.parametrize("line", ["COPY src .", "COPY src/a.py .", "COPY src/a.py {}", "COPY src/a.py it"])
+def test_a_file_that_is_copied_takes_the_place_of_what_is_there(tmp_path: Path, line: str) -> None:
+    app = tmp_path / "app"
+    context = write_files(tmp_path / "context", {"src/a.py": "new", "Dockerfile": ""})
+    (context / "src/a.py").chmod(0o755)
+    for number, command in enumerate(("ln -s ../other {}", "ln ../other {}", ": > {}")):
+        place = app / str(number)
+        write_files(place, {"other": "old"})
+        run = f"mkdir it; cd it; {command.format('a.py')}; cd ..; {command.replace('../', '').format('a.py')}"
+        (context / "Dockerfile").write_text(f"FROM x\nWORKDIR {place}\nRUN {run}\n{line.format(place / 'a.py')}\n")
+        made_of = read_dockerfile(context / "Dockerfile", builds=True)
+        recipe, _ = make_recipe("Dockerfile", made_of, PurePosixPath("/elsewhere"), {})
+        staged = tmp_path / f"recipe{number}"
+        staged.mkdir()
+        recipe.write(staged)
+        body = recipe.script.partition("cd /\n")[2].partition(f"printf '\\n%s\\n' '{MARK}end'")[0]
+        script = f"set -e\numask 022\n{body.replace(INSIDE, str(staged / 'staged'))}"
+        subprocess.run(["sh", "-c", script], check=True, capture_output=True, timeout=20)
+        copied = place / "it/a.py" if line.endswith("it") else place / "a.py"
+        assert not copied.is_symlink()
+        assert (copied.read_text(), copied.stat().st_mode & 0o777) == ("new", 0o755)
+        assert (place / "other").read_text() == "old"
 
 
 def test_what_the_builder_has_of_a_proxy_is_neither_in_the_log_nor_in_the_image(tmp_path: Path) -> None:
@@ -170,7 +198,10 @@ def test_an_empty_folder_is_copied_too(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     recipe, rest = made(tmp_path, f"{LINES}COPY empty /data/\n")
     assert [step.shown for step in recipe.steps][-1] == "COPY empty /data/"
-    assert rest == {"/app/src/a.py": "src/a.py"}
+    assert rest == {"/app/a.py": "src/a.py"}
+    recipe, rest = made(tmp_path, f"{LINES}RUN x\nCOPY empty src .\nCOPY src .\n")
+    assert [step.shown for step in recipe.steps][-1] == "COPY empty src ."
+    assert rest == {"/app/a.py": "src/a.py"}, "an empty folder is no file, so that the image alone can have it"
 
 
 BASES = {"python:3.12": "/images/python", "node": "docker://mirror.example/node:20", "any": "oras://mirror.example/*"}
