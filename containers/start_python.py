@@ -19,7 +19,8 @@ if sys.version_info[:2] != VERSION:
     wanted, found = (".".join(map(str, version)) for version in (VERSION, sys.version_info[:2]))
     sys.exit(
         f"this harness is installed for Python {wanted}, but {sys.executable} of the sandbox is {found}: "
-        "it wants an image that has it, such as that of containers/base.def (sandbox.image), or another harness"
+        "set sandbox.image to an image that has it, such as that of containers/base.def, or where it is a task's own "
+        "image, take another harness"
     )
 gc.set_threshold(MANY_OBJECTS)
 sys.path.insert(0, str(Path(__file__).parent))
