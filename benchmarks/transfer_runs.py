@@ -195,13 +195,14 @@ def find(study: Study, seed: int) -> SeedFindings:
 
 
 def find_evaluations(paths: RunPaths) -> dict[str, list[Rollout]]:
-    """See `SeedFindings.evaluations`."""
+    """See `SeedFindings.evaluations`. Arms with the same weights, where training had nothing to learn from, have the same
+    rollouts.
+    """
     cells = msgspec.json.decode(paths.finished.read_bytes())["cells"]  # as clawhpc.evaluation.Cell
-    arms = {cell["step"]: cell["policy"] for cell in cells}
-    found: dict[str, list[Rollout]] = {arm: [] for arm in arms.values()}
+    by_step: dict[int, list[Rollout]] = {}
     for record in read_rollouts(paths, "eval"):
-        found[arms[record.key.step]].append(keep_rollout(record))
-    return found
+        by_step.setdefault(record.key.step, []).append(keep_rollout(record))
+    return {cell["policy"]: by_step.get(cell["step"], []) for cell in cells}
 
 
 def find_training(paths: RunPaths) -> Training:

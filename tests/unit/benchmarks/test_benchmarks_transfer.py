@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.page import NOTES
 from benchmarks.transfer import write_page
-from benchmarks.transfer_runs import ARMS, HARNESSES, START, TRAINED, Arm, Study, make_runs, run_seed
+from benchmarks.transfer_runs import ARMS, HARNESSES, START, TRAINED, Arm, Study, find_evaluations, make_runs, run_seed
 from clawhpc.paths import RunPaths
 from clawhpc.records import Reply, RolloutRecord, StepPlan
 from clawhpc.store import publish_plan, publish_rollout, write_atomic
@@ -93,6 +93,16 @@ def test_the_page_has_the_rates_the_gains_and_what_training_took(study: Study) -
     assert "| trained in Pi | 25% malformed, 25% cut | 25% " in text
     assert "Every arm has 2 steps" in text
     assert "2 seeds, each with a cold start and 4 held-out tasks" in text
+
+
+def test_arms_that_learned_nothing_share_the_rollouts_of_their_start(study: Study) -> None:
+    """As an evaluation has it: it draws for each policy once, and tells policies by their weights."""
+    paths = RunPaths(study.evaluations(0) / "001")
+    cells = [{"policy": arm, "harness": "pi", "set": "heldout", "step": 0} for arm in (START, "pi")]
+    write_atomic(paths.finished, msgspec.json.encode({"cells": cells}))
+    found = find_evaluations(paths)
+    assert found[START] == found["pi"]
+    assert len(found[START]) == NUM_TASKS * len(HARNESSES)
 
 
 def test_the_page_is_made_from_what_is_kept_and_the_notes_of_a_person_stay(study: Study) -> None:
