@@ -212,7 +212,7 @@ OPENCLAW = Profile(
     shell="exec",
     mcp_tool=f"{MCP_SERVER}__add",
     cannot={"subagent": "without its gateway its subagents do not start"},
-    by_clock=frozenset({"engine_errors"}),
+    by_clock=frozenset({"engine_errors", "status_errors"}),
 )
 CODEX = Profile(
     label="codex",
