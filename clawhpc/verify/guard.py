@@ -15,6 +15,7 @@ starts both), nor does where its file lies (a verifier may put a check there, an
 - what the task's PYTHONPATH names in the workspace is looked into last, too, and for the same.
 
 The first three need PYTHONSAFEPATH (Python 3.11 or newer); an older Python does as it always did, but for the last.
+What lies in the workspace may ask for all that lies there: it is the policy's, or a suite that test.sh has put there.
 """
 
 import os
@@ -26,6 +27,8 @@ TESTS_VARIABLE = "CLAWHPC_TESTS"
 """Environment variable: the folder of the tests."""
 LAST_VARIABLE = "CLAWHPC_LAST"
 """Environment variable: folders of the workspace, in the manner of PYTHONPATH."""
+WORKSPACE_VARIABLE = "CLAWHPC_WORKSPACE"
+"""Environment variable: the workspace."""
 NO_FILE = ("-c", "-m", "-", "")
 """What `sys.argv` begins with where Python runs no file."""
 TOOLS = frozenset(
@@ -36,6 +39,8 @@ TOOLS = frozenset(
     }
 )
 """What a verifier may ask for with `-m` in vain: it means those that are installed, and none that was planted."""
+STDLIB: frozenset = getattr(sys, "stdlib_module_names", frozenset())
+"""From Python 3.10 on; an older one has found all that it has of these before."""
 PASSED_ON = ("runpy", "pkgutil", "pydoc")
 """Modules that import what their caller has named."""
 ASKED = ("unittest.loader", "unittest.mock")
@@ -57,17 +62,16 @@ def guard(argv: list) -> None:
         return  # whoever has cleaned the environment has what Python does
     tests, module = os.path.realpath(os.environ[TESTS_VARIABLE]), module_of(argv)
     last = list(filter(None, os.environ.get(LAST_VARIABLE, "").split(os.pathsep)))
+    no_file = argv[0] in NO_FILE
     if getattr(sys.flags, "safe_path", False):
-        no_file = argv[0] in NO_FILE
         folder = os.getcwd() if no_file else os.path.dirname(os.path.realpath(argv[0]))
         if is_in(folder, tests):
             sys.path.insert(0, folder)
         else:
             last.insert(0, folder)
+    if last:
         asked = ASKED if no_file else (*ASKED, "importlib")
         sys.meta_path.append(LastResort(last, tests, asked, "" if module in TOOLS else module))
-    else:
-        sys.path.extend(last)
     if PYTESTS.intersection((module, os.path.basename(argv[0]))) and are_elsewhere(argv[1:], tests):
         os.environ.pop("PYTEST_ADDOPTS", None)
 
@@ -98,11 +102,12 @@ class LastResort:
 
     def __init__(self, folders: list, tests: str, asked: tuple, module: str) -> None:
         """`asked`: modules that import only what they are told to; `module`: what `-m` may find here."""
-        self.folders, self.tests, self.asked, self.module = folders, tests, asked, module
+        self.folders, self.asked, self.module = folders, asked, module
+        self.askers = [place for place in (tests, os.environ.get(WORKSPACE_VARIABLE)) if place]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         """See `importlib.abc.MetaPathFinder`."""
-        if path is not None or name in sys.stdlib_module_names or not self.serves(name, importer(self.asked)):
+        if path is not None or name in STDLIB or not self.serves(name, importer(self.asked)):
             return None
         return PathFinder.find_spec(name, self.folders)
 
@@ -116,7 +121,7 @@ class LastResort:
         if who == "__mp_main__":  # the program of a parent that started somewhere else
             self.folders = [os.path.dirname(os.path.realpath(file)), *self.folders[1:]]
         paths = (os.path.abspath(file), os.path.realpath(file))
-        return who in self.asked or any(is_in(path, place) for path in paths for place in (*self.folders, self.tests))
+        return who in self.asked or any(is_in(path, place) for path in paths for place in (*self.folders, *self.askers))
 
 
 def importer(asked: tuple) -> dict:

@@ -98,7 +98,8 @@ def script_environment(task: TaskSpec) -> dict[str, str]:
     if check.cwd is not None:  # Python would take the modules of the folder that it starts in
         first, last = modules_of(wanted.get("PYTHONPATH", ""), task.workspace_mount)
         wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join((GUARD_FOLDER, *first))}
-        wanted |= {guard.TESTS_VARIABLE: check.mount, guard.LAST_VARIABLE: ":".join(last)}
+        wanted |= {guard.TESTS_VARIABLE: check.mount, guard.WORKSPACE_VARIABLE: task.workspace_mount}
+        wanted |= {guard.LAST_VARIABLE: ":".join(last)} if last else {}
     return wanted | {"PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT}
 
 

@@ -293,6 +293,34 @@ def test_what_pythonpath_names_in_the_workspace_is_found(bench: Bench, words: tu
     assert bench.run(*words, stdin=SAYS, PYTHONPATH=f"{bench.app}/src") == "right\n"
 
 
+@pytest.mark.parametrize("place", ["app/suite", "tests", "app/src/pkg"])
+def test_a_suite_that_the_script_has_put_into_the_workspace_finds_it_too(bench: Bench, place: str) -> None:
+    """As sets have it that copy their tests into a repository; tests of the workspace's own are there already."""
+    bench.write(
+        {
+            "app/src/tools.py": RIGHT,
+            f"{place}/test_it.py": "from tools import WORD\ndef test(): assert WORD == 'right'\n",
+        }
+    )
+    assert "1 passed" in bench.run("-m", "pytest", f"{bench.place}/{place}", PYTHONPATH=f"{bench.app}/src")
+    module = "from other import WORD\n"
+    bench.write({"app/lib/tools.py": module, "app/src/tools.py": module, "app/lib/other.py": RIGHT})
+    assert "1 passed" in bench.run("-m", "pytest", f"{bench.place}/{place}", PYTHONPATH=f"{bench.app}/lib")
+
+
+def test_what_a_library_looks_for_in_vain_is_not_found_there(bench: Bench) -> None:
+    bench.plant("src/optional.py")
+    bench.write({"there/frame.py": "try:\n    import optional\nexcept ImportError:\n    WORD = 'alone'\n"})
+    bench.write({"tests/check.py": "import frame; print(frame.WORD)\n"})
+    path = f"{bench.place}/there:{bench.app}/src"
+    for run in (
+        f"{sys.executable} {bench.tests}/check.py",
+        f"env -u PYTHONSAFEPATH {sys.executable} {bench.tests}/check.py",
+    ):
+        assert bench.shell(run, PYTHONPATH=path) == "alone\n"
+    assert not bench.cheated
+
+
 @pytest.mark.parametrize("path", ["{app}/src", "{app}/../app/src/", "src"])
 @pytest.mark.parametrize("safe", ["1", ""], ids=["", "before Python 3.11"])
 def test_nothing_there_is_taken_for_what_is_installed_or_runs_unasked(bench: Bench, path: str, safe: str) -> None:
