@@ -14,6 +14,7 @@ for what cannot be had here is a fault; what is merely done otherwise is a note.
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -84,6 +85,10 @@ OUR_LIMITS = "sandbox.limits hold for all tasks alike: environment.cpus, memory_
 NOT_KEPT = "artifacts are not collected"
 OWN_IMAGE = "programs, variables and the workspace come from an image of the task's own (tasks.images)"
 NO_HOME = "what the image has in /root is not there: HOME is the rollout's own"
+LEADS_IN = (
+    "PYTHONPATH names the workspace: the verifier's Pythons take modules from there before their own, and a policy "
+    "could plant some"
+)
 NOT_BUILT = "its image is not built"
 ASSUMED = (
     "the run's image is taken to have what the task would install (tasks.assume_image); what RUN would put into the "
@@ -204,13 +209,23 @@ def _load_task(
     )
     if images is None or not _wants_image(config, made, workdir):
         note(OUR_IMAGE)
-        return replace(task, input_dir=_inputs(root, made.files, workdir, layout))
-    built, files = _built(root, config, made, workdir, images)
-    note(OWN_IMAGE)
-    if built.has_home:
-        note(NO_HOME)
-    env = built.env | made.env | config.environment.env
-    return replace(task, image=built.image, env=env, input_dir=_inputs(root, files, workdir, layout))
+        task = replace(task, input_dir=_inputs(root, made.files, workdir, layout))
+    else:
+        built, files = _built(root, config, made, workdir, images)
+        note(OWN_IMAGE)
+        if built.has_home:
+            note(NO_HOME)
+        env = built.env | made.env | config.environment.env
+        task = replace(task, image=built.image, env=env, input_dir=_inputs(root, files, workdir, layout))
+    if _leads_in((task.env | config.verifier.env).get("PYTHONPATH", ""), workdir):
+        note(LEADS_IN)
+    return task
+
+
+def _leads_in(path: str, workdir: PurePosixPath) -> bool:
+    """Whether a folder of `path`, in the manner of PATH, lies in the workspace."""
+    places = (os.path.normpath(os.path.join(workdir, folder)) for folder in path.split(":") if folder)
+    return any(PurePosixPath(place).is_relative_to(workdir) for place in places)
 
 
 def _read_config(path: Path) -> _Config:
@@ -334,7 +349,7 @@ def _built(
         )
     for parent in {parent for path in files for parent in path.parents if workdir in parent.parents}:
         if Path(built.image.folder, str(parent).lstrip("/")).is_symlink():
-            raise Fault(f"{origin}: COPY to {parent}: is a link in the image; COPY before the last RUN follows it")
+            raise Fault(f"{origin}: COPY to {parent}: is a link in the image, onto which no folder can be copied")
     return built, files
 
 

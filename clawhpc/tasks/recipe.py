@@ -139,7 +139,7 @@ From: {self.base.place}
             "set -e",
             f"umask {UMASK:03o}",
             "for _of_base in /.singularity.d/env/10-docker*.sh /.singularity.d/env/90-environment.sh; do",
-            '  if [ -f "$_of_base" ]; then . "$_of_base"; fi',
+            '  if [ -f "$_of_base" ] && (. "$_of_base"; :) > /dev/null 2>&1; then . "$_of_base" || :; fi',
             "done",
             "cd /",
         ]
@@ -162,7 +162,9 @@ def make_recipe(
     last_run = max((number for number, step in enumerate(steps) if step.runs), default=-1)
     for number, step in reversed(list(enumerate(steps))):
         is_near = any(path.is_relative_to(workdir) for path in (*step.targets, *step.files))
-        is_certain = all(PurePosixPath(copy.target) == workdir and not _has_empty(copy.source) for copy in step.copies)
+        is_certain = workdir not in step.files and all(
+            PurePosixPath(copy.target) == workdir and not _has_empty(copy.source) for copy in step.copies
+        )
         if number <= last_run or (is_near and not is_certain):
             break  # what it copies over what earlier lines did, would else be under it
         if is_near:

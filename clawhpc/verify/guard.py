@@ -11,11 +11,9 @@ starts both), nor does where its file lies (a verifier may put a check there, an
   or what lies in that folder itself. Installed modules look for more that is not there (`org.python.core`), and find
   nothing, unless for a program by the name that it gave them (`importlib.import_module`);
 - so `-m NAME` is a program of that folder where no NAME is installed, nor one of the tools that an image may lack;
-- a pytest is the workspace's own, with the settings that lie there, where none of the tests it is given are ours;
-- what the task's PYTHONPATH names in the workspace is looked into last, too, and for the same.
+- a pytest is the workspace's own, with the settings that lie there, where none of the tests it is given are ours.
 
-The first three need PYTHONSAFEPATH (Python 3.11 or newer); an older Python does as it always did, but for the last.
-What lies in the workspace may ask for all that lies there: it is the policy's, or a suite that test.sh has put there.
+The first three need PYTHONSAFEPATH (Python 3.11 or newer); an older Python does as it always did.
 """
 
 import os
@@ -25,10 +23,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 NAME = "sitecustomize"
 TESTS_VARIABLE = "CLAWHPC_TESTS"
 """Environment variable: the folder of the tests."""
-LAST_VARIABLE = "CLAWHPC_LAST"
-"""Environment variable: folders of the workspace, in the manner of PYTHONPATH."""
-WORKSPACE_VARIABLE = "CLAWHPC_WORKSPACE"
-"""Environment variable: the workspace."""
 NO_FILE = ("-c", "-m", "-", "")
 """What `sys.argv` begins with where Python runs no file."""
 TOOLS = frozenset(
@@ -39,8 +33,6 @@ TOOLS = frozenset(
     }
 )
 """What a verifier may ask for with `-m` in vain: it means those that are installed, and none that was planted."""
-STDLIB: frozenset = getattr(sys, "stdlib_module_names", frozenset())
-"""From Python 3.10 on; an older one has found all that it has of these before."""
 PASSED_ON = ("runpy", "pkgutil", "pydoc")
 """Modules that import what their caller has named."""
 ASKED = ("unittest.loader", "unittest.mock")
@@ -61,17 +53,14 @@ def guard(argv: list) -> None:
     if not os.environ.get(TESTS_VARIABLE):
         return  # whoever has cleaned the environment has what Python does
     tests, module = os.path.realpath(os.environ[TESTS_VARIABLE]), module_of(argv)
-    last = list(filter(None, os.environ.get(LAST_VARIABLE, "").split(os.pathsep)))
-    no_file = argv[0] in NO_FILE
     if getattr(sys.flags, "safe_path", False):
+        no_file = argv[0] in NO_FILE
         folder = os.getcwd() if no_file else os.path.dirname(os.path.realpath(argv[0]))
         if is_in(folder, tests):
             sys.path.insert(0, folder)
         else:
-            last.insert(0, folder)
-    if last:
-        asked = ASKED if no_file else (*ASKED, "importlib")
-        sys.meta_path.append(LastResort(last, tests, asked, "" if module in TOOLS else module))
+            asked = ASKED if no_file else (*ASKED, "importlib")
+            sys.meta_path.append(LastResort(folder, tests, asked, "" if module in TOOLS else module))
     if PYTESTS.intersection((module, os.path.basename(argv[0]))) and are_elsewhere(argv[1:], tests):
         os.environ.pop("PYTEST_ADDOPTS", None)
 
@@ -98,18 +87,17 @@ def is_in(path: str, folder: str) -> bool:
 
 
 class LastResort:
-    """Finds in `folders` what no other finder has found, for those who may have it from there."""
+    """Finds in `folder` what no other finder has found, for those who may have it from there."""
 
-    def __init__(self, folders: list, tests: str, asked: tuple, module: str) -> None:
+    def __init__(self, folder: str, tests: str, asked: tuple, module: str) -> None:
         """`asked`: modules that import only what they are told to; `module`: what `-m` may find here."""
-        self.folders, self.asked, self.module = folders, asked, module
-        self.askers = [place for place in (tests, os.environ.get(WORKSPACE_VARIABLE)) if place]
+        self.folder, self.tests, self.asked, self.module = folder, tests, asked, module
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         """See `importlib.abc.MetaPathFinder`."""
-        if path is not None or name in STDLIB or not self.serves(name, importer(self.asked)):
+        if path is not None or name in sys.stdlib_module_names or not self.serves(name, importer(self.asked)):
             return None
-        return PathFinder.find_spec(name, self.folders)
+        return PathFinder.find_spec(name, [self.folder])
 
     def serves(self, name: str, names: dict) -> bool:
         """Whether the module with these global `names` may import `name`."""
@@ -119,9 +107,9 @@ class LastResort:
         if not file:
             return who == "__main__"
         if who == "__mp_main__":  # the program of a parent that started somewhere else
-            self.folders = [os.path.dirname(os.path.realpath(file)), *self.folders[1:]]
+            self.folder = os.path.dirname(os.path.realpath(file))
         paths = (os.path.abspath(file), os.path.realpath(file))
-        return who in self.asked or any(is_in(path, place) for path in paths for place in (*self.folders, *self.askers))
+        return who in self.asked or any(is_in(path, place) for path in paths for place in (self.folder, self.tests))
 
 
 def importer(asked: tuple) -> dict:

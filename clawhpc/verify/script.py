@@ -96,10 +96,8 @@ def script_environment(task: TaskSpec) -> dict[str, str]:
     if "PATH" in wanted:
         wanted["PATH"] = safe_path(wanted["PATH"], task.workspace_mount)
     if check.cwd is not None:  # Python would take the modules of the folder that it starts in
-        first, last = modules_of(wanted.get("PYTHONPATH", ""), task.workspace_mount)
-        wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join((GUARD_FOLDER, *first))}
-        wanted |= {guard.TESTS_VARIABLE: check.mount, guard.WORKSPACE_VARIABLE: task.workspace_mount}
-        wanted |= {guard.LAST_VARIABLE: ":".join(last)} if last else {}
+        modules = filter(None, (GUARD_FOLDER, wanted.get("PYTHONPATH")))
+        wanted |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join(modules), guard.TESTS_VARIABLE: check.mount}
     return wanted | {"PYTEST_ADDOPTS": pytest_options(check), **GIT_ENVIRONMENT}
 
 
@@ -107,13 +105,6 @@ def safe_path(path: str, workspace: str) -> str:
     """`path` of an image, with what lies in the workspace last, where a planted `grep` is not the one that is found."""
     folders = [os.path.normpath(folder) for folder in path.split(":") if folder.startswith("/")]
     return ":".join(sorted(folders, key=lambda folder: PurePosixPath(folder).is_relative_to(workspace)))
-
-
-def modules_of(path: str, workspace: str) -> tuple[list[str], list[str]]:
-    """What of `path`, a PYTHONPATH, lies outside of the workspace; and what in it, which guard.py looks into last."""
-    folders = [os.path.normpath(os.path.join(workspace, folder)) for folder in path.split(":") if folder]
-    inside = [folder for folder in folders if PurePosixPath(folder).is_relative_to(workspace)]
-    return [folder for folder in folders if folder not in inside], inside
 
 
 def script_check(task: TaskSpec) -> ScriptCheck:

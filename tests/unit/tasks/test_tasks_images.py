@@ -223,6 +223,13 @@ def test_a_home_without_settings_of_shells_has_none_that_are_changed(tmp_path: P
     assert home_of(tmp_path, {".cache/x": ""}, {}) == [".cache"]
 
 
+@pytest.mark.parametrize(("path", "times"), [("/opt/x:/app/src", 1), ("src", 1), ("/opt/app:", 0)])
+def test_a_path_of_python_that_leads_into_the_workspace_is_noted(shelf: Shelf, path: str, times: int) -> None:
+    lay_harbor(shelf.set, dockerfile=DOCKERFILE)
+    shelf.build(env=f"PYTHONPATH={path}\0")
+    assert shelf.load().notes.get(harbor.LEADS_IN, 0) == times
+
+
 def test_changed_settings_of_shells_are_noted(shelf: Shelf) -> None:
     lay_harbor(shelf.set, dockerfile=DOCKERFILE)
     shelf.build(home=".bashrc\n.profile\n.bashrc changed\n")

@@ -69,6 +69,15 @@ def test_what_is_not_copied_to_the_workspace_itself_is_left_to_the_image_which_m
     assert not kept or "RUN" in kept or "cp /.clawhpc/" in recipe.script
 
 
+def test_a_file_that_is_copied_to_the_workspace_before_that_is_known_as_one_is_left_to_the_image(
+    tmp_path: Path,
+) -> None:
+    lines = "FROM x\nRUN mkdir /app\nCOPY req.txt /app\nCOPY other /app\nWORKDIR /app\nCOPY src .\n"
+    recipe, rest = made(tmp_path, lines, other="")
+    assert [step.shown for step in recipe.steps][1:3] == ["COPY req.txt /app", "COPY other /app"]
+    assert rest == {"/app/a.py": "src/a.py"}
+
+
 @pytest.mark.parametrize(
     ("lines", "files", "is_same"),
     [

@@ -56,26 +56,12 @@ class Bench:
 
     def run(self, *words: str, stdin: str = "", cwd: Path | None = None, **env: str) -> str:
         """What a Python says that runs `words` as the script of a task would run it."""
-        return self._say(sys.executable, *words, stdin=stdin, cwd=cwd, **env)
-
-    def shell(self, line: str, **env: str) -> str:
-        """What a `line` of such a script says."""
-        return self._say("bash", "-c", line, **env)
-
-    def _say(self, *argv: str, stdin: str = "", cwd: Path | None = None, **env: str) -> str:
         check = ScriptCheck(folder=str(self.tests), mount=str(self.tests), cwd=str(self.app))
-        task = TaskSpec(
-            task_id="t",
-            instruction="Do it.",
-            input_dir=None,
-            verifier=Verifier(script=check),
-            env=env,
-            workspace_mount=str(self.app),
-        )
+        task = TaskSpec(task_id="t", instruction="Do it.", input_dir=None, verifier=Verifier(script=check), env=env)
         found = script_environment(task)
         found["PYTHONPATH"] = found["PYTHONPATH"].replace(GUARD_FOLDER, str(self.place / "guard"))
         done = subprocess.run(
-            argv,
+            [sys.executable, *words],
             cwd=cwd or self.app,
             env={"PATH": SANDBOX_PATH, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **found},
             input=stdin,
@@ -282,55 +268,6 @@ def test_the_suite_of_the_workspace_has_its_own_settings(bench: Bench, words: tu
     words = tuple(word.format(app=bench.app, tests=bench.tests) for word in words)
     assert "1 passed" in bench.run("-m", "pytest", *words)
     assert "1 passed" in bench.run(f"{bench.tests}/run.py", "-m", "pytest", *words)
-
-
-@pytest.mark.parametrize("words", [*WAYS.values(), ("{tests}/check.py",)], ids=[*WAYS, "a file of the tests"])
-def test_what_pythonpath_names_in_the_workspace_is_found(bench: Bench, words: tuple[str, ...]) -> None:
-    bench.write({f"app/{name}": SAYS for name in ("main.py", "folder/__main__.py", "package/__main__.py")})
-    bench.write({"app/package/inner.py": SAYS, "app/src/tools.py": RIGHT, "tests/check.py": SAYS})
-    (bench.place / "main").symlink_to("app/main.py")
-    words = tuple(word.format(app=bench.app, place=bench.place, tests=bench.tests) for word in words)
-    assert bench.run(*words, stdin=SAYS, PYTHONPATH=f"{bench.app}/src") == "right\n"
-
-
-@pytest.mark.parametrize("place", ["app/suite", "tests", "app/src/pkg"])
-def test_a_suite_that_the_script_has_put_into_the_workspace_finds_it_too(bench: Bench, place: str) -> None:
-    """As sets have it that copy their tests into a repository; tests of the workspace's own are there already."""
-    bench.write(
-        {
-            "app/src/tools.py": RIGHT,
-            f"{place}/test_it.py": "from tools import WORD\ndef test(): assert WORD == 'right'\n",
-        }
-    )
-    assert "1 passed" in bench.run("-m", "pytest", f"{bench.place}/{place}", PYTHONPATH=f"{bench.app}/src")
-    module = "from other import WORD\n"
-    bench.write({"app/lib/tools.py": module, "app/src/tools.py": module, "app/lib/other.py": RIGHT})
-    assert "1 passed" in bench.run("-m", "pytest", f"{bench.place}/{place}", PYTHONPATH=f"{bench.app}/lib")
-
-
-def test_what_a_library_looks_for_in_vain_is_not_found_there(bench: Bench) -> None:
-    bench.plant("src/optional.py")
-    bench.write({"there/frame.py": "try:\n    import optional\nexcept ImportError:\n    WORD = 'alone'\n"})
-    bench.write({"tests/check.py": "import frame; print(frame.WORD)\n"})
-    path = f"{bench.place}/there:{bench.app}/src"
-    for run in (
-        f"{sys.executable} {bench.tests}/check.py",
-        f"env -u PYTHONSAFEPATH {sys.executable} {bench.tests}/check.py",
-    ):
-        assert bench.shell(run, PYTHONPATH=path) == "alone\n"
-    assert not bench.cheated
-
-
-@pytest.mark.parametrize("path", ["{app}/src", "{app}/../app/src/", "src"])
-@pytest.mark.parametrize("safe", ["1", ""], ids=["", "before Python 3.11"])
-def test_nothing_there_is_taken_for_what_is_installed_or_runs_unasked(bench: Bench, path: str, safe: str) -> None:
-    bench.plant(*(f"src/{name}.py" for name in (guard.NAME, "usercustomize", "json", "frame")))
-    bench.write({"there/frame.py": "WORD = 'installed'\n", "tests/check.py": "import json, frame; print(frame.WORD)\n"})
-    path = f"{path.format(app=bench.app)}:{bench.place}/there"
-    run = f"unset PYTHONSAFEPATH; exec {sys.executable}" if not safe else f"exec {sys.executable}"
-    said = bench.shell(f"{run} {bench.tests}/check.py", PYTHONPATH=path)
-    assert said == "installed\n"
-    assert not bench.cheated
 
 
 def test_the_sitecustomize_of_the_environment_is_run_too(bench: Bench) -> None:

@@ -92,7 +92,7 @@ async def test_a_check_of_its_own_places_starts_where_it_says_and_writes_its_rew
         input_dir=None,
         verifier=Verifier(script=check),
         workspace_mount="/app",
-        env={"MODE": "slow", "PYTHONPATH": "/app/src:/srv/modules:lib"},
+        env={"MODE": "slow", "PYTHONPATH": "/app/src"},
     )
     sandbox = WritingSandbox(result(exit_code=1), writes='{"reward": 0.5, "speed": 2}')
     verdict = await verify_workspace(task, bench.workspace, sandbox, sandbox_id="v", timeout_s=9.0)
@@ -108,8 +108,7 @@ async def test_a_check_of_its_own_places_starts_where_it_says_and_writes_its_rew
     }
     assert sandbox.command.env["MODE"] == "fast"
     assert sandbox.command.env["PYTHONSAFEPATH"] == "1"
-    assert sandbox.command.env["PYTHONPATH"] == "/run/clawhpc/guard:/srv/modules"
-    assert sandbox.command.env["CLAWHPC_LAST"] == "/app/src:/app/lib"
+    assert sandbox.command.env["PYTHONPATH"] == "/run/clawhpc/guard:/app/src"
     assert "planted" not in sandbox.command.env["PYTEST_ADDOPTS"]
     assert "--rootdir=/tests" in sandbox.command.env["PYTEST_ADDOPTS"]
 
