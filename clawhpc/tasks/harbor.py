@@ -13,16 +13,11 @@ for what cannot be had here is a fault; what is merely done otherwise is a note.
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import msgspec
 
 from clawhpc.records import (
     MCP_MOUNT,
@@ -35,18 +30,17 @@ from clawhpc.records import (
 )
 from clawhpc.tasks.dockerfile import PLAIN, Environment, read_dockerfile, read_workdir
 from clawhpc.tasks.faults import (
-    MAX_NESTING,
     Fault,
     Gathering,
     LoadedTasks,
     check_env,
     check_path,
     check_text,
-    nesting,
     read_text,
     real,
     task_folders,
 )
+from clawhpc.tasks.harbor_config import NO_NETWORK, HarborConfig, read_config
 from clawhpc.tasks.images import BuiltImage, TaskImages
 from clawhpc.tasks.layout import Layout
 from clawhpc.tasks.mcp import check_servers
@@ -70,7 +64,6 @@ UNFOLLOWED = {
     IGNORED: "is not followed; remove it, and what it names",
 }
 """Files in environment/ that change what a Dockerfile means."""
-ROOT_USERS = (None, "root", "0", 0)
 CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
 """Marks benchmark files so that they can be kept out of training data; Harbor shows it to nobody."""
 INSTALLS = re.compile(
@@ -79,7 +72,6 @@ INSTALLS = re.compile(
 )
 """A line of a script that fetches something."""
 LOOPBACK = re.compile(r"localhost|127\.0\.0\.1")
-NO_NETWORK = "there is no network in a sandbox: environment.network_mode, allow_internet are not followed"
 OUR_IMAGE = "programs come from the run's image, or from the host: FROM and environment.docker_image are not followed"
 OUR_LIMITS = "sandbox.limits hold for all tasks alike: environment.cpus, memory_mb, storage_mb are not followed"
 NOT_KEPT = "artifacts are not collected"
@@ -94,77 +86,6 @@ ASSUMED = (
     "the run's image is taken to have what the task would install (tasks.assume_image); what RUN would put into the "
     "workspace is not there"
 )
-
-
-class _Server(msgspec.Struct, forbid_unknown_fields=True):
-    """One of environment.mcp_servers."""
-
-    name: str
-    transport: str = "sse"
-    url: str | None = None
-    command: str | None = None
-    args: list[str] = []
-
-
-class _Environment(msgspec.Struct, forbid_unknown_fields=True):
-    build_timeout_sec: float | None = None
-    docker_image: str | None = None
-    os: str = "linux"
-    cpus: float | None = None
-    memory_mb: float | None = None
-    storage_mb: float | None = None
-    memory: str | None = None
-    storage: str | None = None
-    gpus: int | None = None
-    gpu_types: list[str] | None = None
-    tpu: Any = None
-    allow_internet: bool | None = None
-    network_mode: str | None = None
-    allowed_hosts: list[str] | None = None
-    mcp_servers: list[_Server] = []
-    env: dict[str, str] = {}
-    skills_dir: str | None = None
-    healthcheck: Any = None
-    workdir: str | None = None
-
-
-class _Phase(msgspec.Struct, forbid_unknown_fields=True):
-    """What [agent] and [verifier] have in common."""
-
-    timeout_sec: float | None = None
-    user: str | int | None = None
-    network_mode: str | None = None
-    allowed_hosts: list[str] | None = None
-
-
-class _Verifier(_Phase, forbid_unknown_fields=True):
-    env: dict[str, str] = {}
-    environment_mode: str | None = None
-    environment: Any = None
-    collect: list[Any] = []
-
-
-class _Package(msgspec.Struct):
-    """[task]: what it is called, and more that is for people."""
-
-    name: str | None = None
-
-
-class _Config(msgspec.Struct, forbid_unknown_fields=True):
-    """task.toml. A key that is not listed is an error: it may change what the task is."""
-
-    schema_version: str | None = None
-    version: str | None = None
-    task: _Package = msgspec.field(default_factory=_Package)
-    metadata: dict[str, Any] = {}
-    verifier: _Verifier = msgspec.field(default_factory=_Verifier)
-    agent: _Phase = msgspec.field(default_factory=_Phase)
-    environment: _Environment = msgspec.field(default_factory=_Environment)
-    solution: Any = None
-    source: str | None = None
-    artifacts: list[Any] = []
-    steps: list[Any] | None = None
-    multi_step_reward_strategy: str | None = None
 
 
 def load_tasks(
@@ -191,7 +112,7 @@ def _load_task(
 ) -> TaskSpec:
     check_path(root)
     path = root / CONFIG
-    config = _read_config(path)
+    config = read_config(path)
     _note_differences(config, note)
     made = _environment(root, config, assume_image, images is not None, note)
     workdir = _workdir(root, config, made)
@@ -228,62 +149,7 @@ def _leads_in(path: str, workdir: PurePosixPath) -> bool:
     return any(PurePosixPath(place).is_relative_to(workdir) for place in places)
 
 
-def _read_config(path: Path) -> _Config:
-    try:
-        values = tomllib.loads(read_text(path))
-        if nesting(values) > MAX_NESTING:
-            raise Fault(f"{path}: nested more than {MAX_NESTING} levels deep")
-        config = msgspec.convert(msgspec.to_builtins(values), _Config)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise Fault(f"{path}: {str(error).replace('$.', '')}") from error
-    except RecursionError as error:
-        raise Fault(f"{path}: nested more than {MAX_NESTING} levels deep") from error
-    if refused := next(_refusals(config), None):
-        raise Fault(f"{path}: {refused}")
-    check_text(f"{path}: task.name", config.task.name or "", required=config.task.name is not None)
-    check_env(f"{path}: environment.env", config.environment.env)
-    check_env(f"{path}: verifier.env", config.verifier.env)
-    return config
-
-
-def _refusals(config: _Config) -> Iterator[str]:
-    """The keys without which a task would not be itself, and why they cannot be had."""
-    environment, agent, verifier = config.environment, config.agent, config.verifier
-    version = config.schema_version or config.version or "1.0"
-    checks = (
-        (version.partition(".")[0] != "1", f"schema_version {version!r}: only 1.x is known"),
-        (config.steps is not None, "steps: tasks of several steps are not supported"),
-        (environment.os.lower() != "linux", f"environment.os {environment.os!r}: only linux"),
-        (environment.gpus or environment.tpu, "environment.gpus, tpu: there are none in a sandbox"),
-        (environment.healthcheck is not None, "environment.healthcheck: there are no services to wait for"),
-        (environment.skills_dir is not None, "environment.skills_dir: skills are not handed to harnesses"),
-        (_asks_for_hosts(environment, agent, verifier), f"allowed_hosts, network_mode 'allowlist': {NO_NETWORK}"),
-        (agent.user not in ROOT_USERS, f"agent.user {agent.user!r}: there is one user in a sandbox"),
-        (verifier.user not in ROOT_USERS, f"verifier.user {verifier.user!r}: there is one user in a sandbox"),
-        (verifier.environment_mode not in (None, "shared"), "verifier.environment_mode: only 'shared'"),
-        (verifier.environment is not None, "verifier.environment: the verifier has the image of the harness"),
-        (verifier.collect, "verifier.collect: there are no services to collect from"),
-    )
-    yield from (why for refused, why in checks if refused)
-    for key, env in (("environment", environment.env), ("verifier", verifier.env)):
-        if any("${" in value for value in env.values()):
-            yield f"{key}.env: ${{…}} would take a variable of the host into a sandbox"
-    for key, phase in (("agent", agent), ("verifier", verifier)):
-        if phase.timeout_sec is not None and not 0 < phase.timeout_sec < math.inf:
-            yield f"{key}.timeout_sec {phase.timeout_sec}: must be more than 0"
-    for index, server in enumerate(environment.mcp_servers):
-        if server.transport != "stdio":
-            yield (
-                f"environment.mcp_servers[{index}].transport {server.transport!r}: only 'stdio', a program in the "
-                "image; there is no network to a service"
-            )
-
-
-def _asks_for_hosts(*parts: _Environment | _Phase) -> bool:
-    return any(part.allowed_hosts or part.network_mode == "allowlist" for part in parts)
-
-
-def _note_differences(config: _Config, note: Callable[[str], None]) -> None:
+def _note_differences(config: HarborConfig, note: Callable[[str], None]) -> None:
     environment = config.environment
     if environment.network_mode != "no-network" and environment.allow_internet is not False:
         note(NO_NETWORK)
@@ -303,7 +169,7 @@ def _read_instruction(path: Path) -> str:
 
 
 def _environment(
-    root: Path, config: _Config, assume_image: bool, builds: bool, note: Callable[[str], None]
+    root: Path, config: HarborConfig, assume_image: bool, builds: bool, note: Callable[[str], None]
 ) -> Environment:
     path, named = root / DOCKERFILE, config.environment.docker_image
     is_prebuilt = builds and named is not None
@@ -325,7 +191,7 @@ def _environment(
     return made
 
 
-def _wants_image(config: _Config, made: Environment, workdir: PurePosixPath) -> bool:
+def _wants_image(config: HarborConfig, made: Environment, workdir: PurePosixPath) -> bool:
     """Whether the task needs more than files and variables."""
     copied = (path for step in made.steps for path in (step.files or step.targets))
     outside = not all(path.is_relative_to(workdir) for path in copied)
@@ -335,7 +201,7 @@ def _wants_image(config: _Config, made: Environment, workdir: PurePosixPath) -> 
 
 
 def _built(
-    root: Path, config: _Config, made: Environment, workdir: PurePosixPath, images: TaskImages
+    root: Path, config: HarborConfig, made: Environment, workdir: PurePosixPath, images: TaskImages
 ) -> tuple[BuiltImage, Mapping[PurePosixPath, Path]]:
     """The image of a task that wants one, and the files that are not in it. A fault where it is not built."""
     named = config.environment.docker_image is not None
@@ -353,7 +219,7 @@ def _built(
     return built, files
 
 
-def _workdir(root: Path, config: _Config, made: Environment) -> PurePosixPath:
+def _workdir(root: Path, config: HarborConfig, made: Environment) -> PurePosixPath:
     """Where the workspace stands."""
     asked, key = config.environment.workdir, f"{root}/{CONFIG}: environment.workdir"
     workdir = PurePosixPath(asked) if asked is not None else made.workdir
@@ -385,7 +251,9 @@ def _inputs(root: Path, given: Mapping[PurePosixPath, Path], workdir: PurePosixP
     return layout.lay_out(f"{root}/{DOCKERFILE}: COPY", files) if files else None
 
 
-def _script(root: Path, config: _Config, workdir: str, assume_image: bool, note: Callable[[str], None]) -> ScriptCheck:
+def _script(
+    root: Path, config: HarborConfig, workdir: str, assume_image: bool, note: Callable[[str], None]
+) -> ScriptCheck:
     path = root / TESTS / SCRIPT
     text = read_text(path)
     first = text.partition("\n")[0]
