@@ -43,8 +43,9 @@ def lay_out(task: TaskSpec, folder: Path) -> None:
     inputs.mkdir(parents=True)
     if task.image is not None:
         copy_tree(in_image(Path(task.image.folder), task.workspace_mount), workspace)
+        if task.input_dir is not None:
+            make_way(Path(task.input_dir), inputs)
     if task.input_dir is not None:
-        make_way(Path(task.input_dir), inputs)
         copy_tree(Path(task.input_dir), inputs)
 
 

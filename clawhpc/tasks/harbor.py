@@ -136,8 +136,9 @@ def _load_task(
         note(OWN_IMAGE)
         if built.has_home:
             note(NO_HOME)
-        env = built.env | made.env | config.environment.env
-        task = replace(task, image=built.image, env=env, input_dir=_inputs(root, files, workdir, layout))
+        task = replace(
+            task, image=built.image, env=built.env | task.env, input_dir=_inputs(root, files, workdir, layout)
+        )
     if _leads_in((task.env | config.verifier.env).get("PYTHONPATH", ""), workdir):
         note(LEADS_IN)
     return task
@@ -221,13 +222,10 @@ def _built(
 
 def _workdir(root: Path, config: HarborConfig, made: Environment) -> PurePosixPath:
     """Where the workspace stands."""
-    asked, key = config.environment.workdir, f"{root}/{CONFIG}: environment.workdir"
+    asked, is_named = config.environment.workdir, config.environment.docker_image is not None
     workdir = PurePosixPath(asked) if asked is not None else made.workdir
-    key = key if asked is not None else f"{root}/{DOCKERFILE}: WORKDIR"
-    if workdir is None and config.environment.docker_image is not None:
-        raise Fault(
-            f"{root}/{CONFIG}: environment.workdir is missing: where docker_image begins to work is not known here"
-        )
+    by_config = asked is not None or (workdir is None and is_named)
+    key = f"{root}/{CONFIG}: environment.workdir" if by_config else f"{root}/{DOCKERFILE}: WORKDIR"
     if workdir is None:
         raise Fault(f"{key} is missing: the workspace needs a place")
     place = str(workdir)

@@ -83,18 +83,24 @@ def _digest(files: Mapping[str, str | Path]) -> str:
     return digest.hexdigest()[:DIGEST_CHARS]
 
 
-def _known_by(path: Path) -> str:
+def content_of(path: Path) -> str:
+    """Where a link leads, or the digest of a file, whose size and time do not tell it from others: archives give theirs
+    one time. Fault for what is neither, or cannot be read.
+    """
     try:
         if path.is_symlink():
             return f"link {os.readlink(path)}"
-        status = path.stat()
         if not path.is_file():
             raise Fault(f"{path}: neither a file nor a link")
-        with path.open("rb") as file:  # its size and time do not tell it from others: archives give theirs one time
-            content = hashlib.file_digest(file, "sha256")
+        with path.open("rb") as file:
+            return f"file {hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         raise Fault(f"{path}: {error.strerror}") from error
-    return f"file {content.hexdigest()} {status.st_mtime_ns} {status.st_mode}"
+
+
+def _known_by(path: Path) -> str:
+    content, status = content_of(path), path.lstat()
+    return content if path.is_symlink() else f"{content} {status.st_mtime_ns} {status.st_mode}"
 
 
 def _write(files: Mapping[str, str | Path], folder: Path) -> None:

@@ -16,7 +16,6 @@ import json
 import os
 import shlex
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from clawhpc.errors import UserError
 from clawhpc.tasks.dockerfile import Copy, Environment, Step
 from clawhpc.tasks.faults import Fault
-from clawhpc.tasks.layout import files_below
+from clawhpc.tasks.layout import content_of, files_below
 
 FORMAT = 1
 """Raised when the same Dockerfile gives another image."""
@@ -139,7 +138,9 @@ From: {self.base.place}
             "set -e",
             f"umask {UMASK:03o}",
             "for _of_base in /.singularity.d/env/10-docker*.sh /.singularity.d/env/90-environment.sh; do",
-            '  if [ -f "$_of_base" ] && (. "$_of_base"; :) > /dev/null 2>&1; then . "$_of_base" || :; fi',
+            '  if [ -f "$_of_base" ] && [ "$({ . "$_of_base" || :; } > /dev/null 2>&1; echo read)" = read ]; then',
+            '    . "$_of_base" || :',
+            "  fi",
             "done",
             "cd /",
         ]
@@ -222,25 +223,16 @@ def _stage(copy: Copy, folder: Path) -> None:
 
 def _known_by(source: Path) -> list[str]:
     """Names, contents and modes; not the times, which differ between two copies of a set."""
-    paths = sorted(source.rglob("*")) if source.is_dir() else [source.resolve()]
-    known = []
-    for path in paths:
-        name = str(path.relative_to(source)) if source.is_dir() else source.name
-        try:
-            status = path.lstat()
-            if path.is_symlink():
-                known += [name, "link", os.readlink(path)]
-            elif stat.S_ISDIR(status.st_mode):
-                known += [name, "folder", oct(status.st_mode & COPIED_MODE)]
-            elif stat.S_ISREG(status.st_mode):
-                with path.open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
-                known += [name, content, oct(status.st_mode & COPIED_MODE)]
-            else:
-                raise Fault(f"{path}: neither a file nor a link")
-        except OSError as error:
-            raise Fault(f"{path}: {error.strerror}") from error
-    return known
+    if not source.is_dir():
+        return [source.name, *_kind_of(source.resolve())]
+    return [part for path in sorted(source.rglob("*")) for part in (str(path.relative_to(source)), *_kind_of(path))]
+
+
+def _kind_of(path: Path) -> tuple[str, str]:
+    if path.is_symlink():
+        return content_of(path), ""
+    what = "folder" if path.is_dir() else content_of(path)
+    return what, oct(path.stat().st_mode & COPIED_MODE)
 
 
 def _own(name: str) -> str:

@@ -251,6 +251,14 @@ def test_an_argument_that_the_base_has_a_part_in_is_known_when_the_image_is_buil
         'export JAVA_HOME=/x K="${J-}"',
         'env J="${J-}" /bin/sh -c x',
     ]
+    again = built(tmp_path, "ARG J=$A\nARG J=$B\nENV K=/x\nARG K=$A\nRUN x")
+    assert [step.script for step in again.steps] == [
+        '[ -n "${J+x}" ] || J="${A-}"',
+        'J="${B-}"',
+        "export K=/x",
+        "",
+        'env J="${J-}" /bin/sh -c x',
+    ], "the last ARG counts, and no ARG against ENV"
     with pytest.raises(Fault, match=r"Dockerfile:3: COPY \$J \.: variables are not put in"):
         built(tmp_path, "ARG J=$JAVA_HOME/lib\nCOPY $J .")
 

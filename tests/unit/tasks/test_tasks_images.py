@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from tests.fakes.built_image import lay_image
 from tests.fakes.task_sets import TASK_TOML, lay_harbor, write_files
 
 DOCKERFILE = "FROM python:3.12\nWORKDIR /app\nRUN make\nCOPY numbers.txt .\n"
+FAKE_PYTHON = f"""\
+#!{sys.executable}
+import sys
+sys.version_info = {{}}
+exec(sys.argv[-1])
+"""
 PREBUILT = TASK_TOML + 'docker_image = "ours/sum:1"\nworkdir = "/app"\n'
 
 
@@ -221,6 +228,32 @@ def test_of_settings_of_shells_in_the_home_those_count_that_are_not_a_distributi
 
 def test_a_home_without_settings_of_shells_has_none_that_are_changed(tmp_path: Path) -> None:
     assert home_of(tmp_path, {".cache/x": ""}, {}) == [".cache"]
+
+
+@pytest.mark.parametrize(
+    ("pythons", "found"),
+    [
+        ({"usr/bin/python3": "3.13", "usr/local/bin/python3": "3.11"}, "usr/local/bin/python3"),
+        ({"usr/bin/python3": "3.9", "usr/local/bin/python3": "3.12"}, "usr/bin/python3"),
+        ({"usr/bin/python3": "3.8", "usr/bin/python3.12": "3.12"}, "usr/bin/python3.12"),
+        ({"usr/bin/python3": "3.8"}, None),
+    ],
+)
+def test_the_python_of_an_image_is_one_of_3_11_or_else_the_first_that_is_new_enough(
+    tmp_path: Path, pythons: dict[str, str], found: str | None
+) -> None:
+    text = resources.files("clawhpc.tasks").joinpath("finish.sh").read_text()
+    text = text[text.index("usable() {") : text.index("ready() {")]
+    for place in ("/.clawhpc", "/usr/", "/opt/"):
+        text = text.replace(f" {place}", f" {tmp_path}{place}")
+    (tmp_path / ".clawhpc").mkdir()
+    for name, version in pythons.items():
+        program = write_files(tmp_path, {name: FAKE_PYTHON.format(tuple(map(int, version.split("."))))}) / name
+        program.chmod(0o755)
+    script = f"set -e\nworkdir=/app\n{text.replace('/tmp/*|', '')}\nfind_python || exit 3"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=20)
+    assert done.returncode == (0 if found else 3), done.stderr
+    assert not found or (tmp_path / ".clawhpc/python").read_text() == f"{tmp_path}/{found}\n"
 
 
 @pytest.mark.parametrize(("path", "times"), [("/opt/x:/app/src", 1), ("src", 1), ("/opt/app:", 0)])

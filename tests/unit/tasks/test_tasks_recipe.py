@@ -194,6 +194,25 @@ def test_what_the_builder_has_of_a_proxy_is_neither_in_the_log_nor_in_the_image(
     assert "secret" not in found
 
 
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        ("export A=base", "base"),
+        ("export A=base; [ -f /nowhere ] && . /nowhere", "base"),
+        ("export A=base; exit 0", "none"),
+        ("A=(1 2", "none"),
+    ],
+)
+def test_a_base_has_its_variables_in_a_build_which_no_fault_in_them_ends(
+    tmp_path: Path, settings: str, value: str
+) -> None:
+    write_files(tmp_path / "base", {"env/90-environment.sh": settings})
+    head, _, _ = made(tmp_path / "context")[0].script.partition("cd /\n")
+    script = f"{head.replace('/.singularity.d', str(tmp_path / 'base'))}echo ${{A:-none}}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (0, f"{value}\n")
+
+
 def test_links_of_a_folder_that_is_copied_stay_links(tmp_path: Path) -> None:
     context, folder = write_files(tmp_path / "context", {"src/a.py": ""}), tmp_path / "out"
     (context / "src/link").symlink_to("a.py")
