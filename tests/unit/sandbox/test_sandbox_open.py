@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clawhpc.errors import ClawError, HostError, UserError
+from clawhpc.errors import ClawError, HostError, SandboxError, UserError
 from clawhpc.ledger import Ledger
-from clawhpc.sandbox.open import open_sandbox
+from clawhpc.records import ExecResult
+from clawhpc.sandbox.base import SandboxCommand
+from clawhpc.sandbox.open import CHECK_S, CHECKS, check_sandbox, open_sandbox
 from clawhpc.sandbox.settings import SandboxSettings
+from tests.fakes.rollout import OK, FakeSandbox, succeed
 
 pytestmark = pytest.mark.anyio
 
@@ -20,6 +24,31 @@ async def refusal(
     with pytest.raises(error) as caught:
         await open_sandbox(settings, ledger=ledger, cache_dir=cache_dir)
     return str(caught.value)
+
+
+async def test_a_check_that_something_kills_says_nothing_of_the_host() -> None:
+    """As where the machine runs out of memory just then, or, of several workers, one is killed."""
+    endings: list[ExecResult | SandboxError] = [replace(OK, exit_code=137), SandboxError("was killed"), OK]
+
+    async def end(command: SandboxCommand) -> ExecResult:
+        ending = endings.pop(0)
+        if isinstance(ending, SandboxError):
+            raise ending
+        return ending
+
+    await check_sandbox(FakeSandbox(succeed, verifier=end))
+    assert endings == []
+
+
+async def test_one_that_always_fails_does_and_within_its_time() -> None:
+    async def fail(command: SandboxCommand) -> ExecResult:
+        return replace(OK, exit_code=1, stderr_tail="no user namespaces")
+
+    failing = FakeSandbox(succeed, verifier=fail)
+    with pytest.raises(SandboxError, match="/bin/true ended with exit code 1: no user namespaces"):
+        await check_sandbox(failing)
+    assert len(failing.commands) == CHECKS
+    assert CHECK_S >= failing.timeouts_s[0] > failing.timeouts_s[-1] > 0
 
 
 async def test_an_unknown_kind_is_refused_with_those_that_exist(ledger: Ledger, tmp_path: Path) -> None:
