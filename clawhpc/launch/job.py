@@ -117,7 +117,7 @@ class WorkerJob:
         job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
         with suppress(OSError, subprocess.SubprocessError):
             run(["scancel", job_id])
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # any other would leave it in its wait
         time.sleep(END_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
